@@ -1,0 +1,22 @@
+"""Attacks: under-approximations of the worst case, and the source of counterexamples."""
+
+from tightrope.attacks.goals import (
+    CrossEntropy,
+    Goal,
+    Margin,
+    Targeted,
+    misclassified,
+    worst_margin,
+)
+from tightrope.attacks.pgd import Steps, pgd
+
+__all__ = [
+    "CrossEntropy",
+    "Goal",
+    "Margin",
+    "Steps",
+    "Targeted",
+    "misclassified",
+    "pgd",
+    "worst_margin",
+]

@@ -1,0 +1,98 @@
+"""What an attack maximises: one score per sample, positive margins meaning success.
+
+A goal carries the labels it needs and can be narrowed to some samples, so that the loop can
+drop those that are already broken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Goal(Protocol):
+    """A score to maximise and the test of success."""
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return one score per sample; larger is worse for the network."""
+
+    def reached(self, logits: Tensor) -> Tensor:
+        """Return which samples are broken."""
+
+    def select(self, index: Tensor) -> Self:
+        """Return the goal of some of the samples."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Maximise the cross-entropy of the true class."""
+
+    labels: Tensor
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return the cross-entropy per sample."""
+        return F.cross_entropy(logits, self.labels, reduction="none")
+
+    def reached(self, logits: Tensor) -> Tensor:
+        """Return which samples are misclassified."""
+        return misclassified(logits, self.labels)
+
+    def select(self, index: Tensor) -> CrossEntropy:
+        """Return the goal of some of the samples."""
+        return CrossEntropy(self.labels[index])
+
+
+@dataclass(frozen=True)
+class Margin:
+    """Maximise `max_i o_i - o_y` over the wrong classes i."""
+
+    labels: Tensor
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return the worst margin per sample."""
+        return worst_margin(logits, self.labels)
+
+    def reached(self, logits: Tensor) -> Tensor:
+        """Return which samples are misclassified."""
+        return misclassified(logits, self.labels)
+
+    def select(self, index: Tensor) -> Margin:
+        """Return the goal of some of the samples."""
+        return Margin(self.labels[index])
+
+
+@dataclass(frozen=True)
+class Targeted:
+    """Maximise `o_t - o_y` for one target class t per sample."""
+
+    labels: Tensor
+    targets: Tensor
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return the margin of the target class per sample."""
+        pair = logits.gather(1, torch.stack((self.targets, self.labels), 1))
+        return pair[:, 0] - pair[:, 1]
+
+    def reached(self, logits: Tensor) -> Tensor:
+        """Return which samples prefer the target class to the true one."""
+        return self(logits) > 0
+
+    def select(self, index: Tensor) -> Targeted:
+        """Return the goal of some of the samples."""
+        return Targeted(self.labels[index], self.targets[index])
+
+
+def worst_margin(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return `max_i o_i - o_y` over the wrong classes i; negative where y wins strictly."""
+    true = logits.gather(1, labels[:, None])
+    others = logits.scatter(1, labels[:, None], -torch.inf)
+    return others.amax(1) - true[:, 0]
+
+
+def misclassified(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return where the true class does not win: a tie or an undefined output loses."""
+    return ~(worst_margin(logits, labels) < 0)

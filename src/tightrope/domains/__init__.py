@@ -1,0 +1,5 @@
+"""Abstract domains: sound over-approximations of what a network can output."""
+
+from tightrope.box import Box
+
+__all__ = ["Box"]

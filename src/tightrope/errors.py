@@ -1,0 +1,23 @@
+"""Errors meant for the person at the keyboard.
+
+Everything a user can get wrong raises `UserError` with a message that fits on one line and
+says what was wrong, what was expected and what to do. The command line prints that line and
+exits with code 2; anything else that escapes is a bug of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something in the input is wrong; the message says what to do about it."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """Return the error for a name that does not exist, with the nearest one that does."""
+    choices = sorted(known)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(choices)}"
+    return UserError(f"unknown {kind} {name!r}; {hint}")

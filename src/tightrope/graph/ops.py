@@ -1,0 +1,197 @@
+"""The operations a network is made of.
+
+The set is closed on purpose: a domain is complete when it has one rule for each class here.
+Ops hold the *live* tensors of the traced module, so bounds and attacks see every optimiser
+step and gradients reach the parameters. Shapes never include the batch dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """Base of all operations."""
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the same operation with `function` applied to each tensor it holds."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {k: function(v) for k, v in held.items() if isinstance(v, Tensor)}
+        return replace(self, **tensors) if tensors else self
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Op):
+    """The network's input; always the first node."""
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Op):
+    """`weight @ x + bias` over the last dimension."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Conv2d(Op):
+    """Two-dimensional convolution with zero padding."""
+
+    weight: Tensor
+    bias: Tensor | None
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+
+@dataclass(frozen=True, eq=False)
+class BatchNorm(Op):
+    """`(x - mean) / sqrt(variance + epsilon) * weight + bias` per channel.
+
+    `mean` and `variance` are the module's running statistics, or those of a batch once a
+    clean pass has fixed them (see `tightrope.training.batchnorm`).
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor
+    variance: Tensor
+    epsilon: float
+    momentum: float | None
+    batches: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Shift(Op):
+    """`x + offset`."""
+
+    offset: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Op):
+    """`x * factor`, or `x / factor` when `divide` is set (kept apart to stay exact)."""
+
+    factor: Tensor
+    divide: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class AvgPool(Op):
+    """Average pooling."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    ceil_mode: bool
+    count_include_pad: bool
+
+
+@dataclass(frozen=True, eq=False)
+class MaxPool(Op):
+    """Max pooling."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    ceil_mode: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Reshape(Op):
+    """Reshape each sample to `shape`."""
+
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Permute(Op):
+    """Permute dimensions; `dims[0]` is 0, the batch."""
+
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Pad(Op):
+    """Pad with a constant; `pads` counts from the last dimension as in torch."""
+
+    pads: tuple[int, ...]
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class Slice(Op):
+    """Index each sample with slices and integers."""
+
+    index: tuple[slice | int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Op):
+    """Concatenate along `dim` (the batch is dimension 0)."""
+
+    dim: int
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Op):
+    """Sum of two nodes: a residual join."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sub(Op):
+    """Difference of two nodes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Relu(Op):
+    """`max(x, 0)`."""
+
+
+@dataclass(frozen=True, eq=False)
+class LeakyRelu(Op):
+    """`x` where positive, `slope * x` elsewhere; `slope >= 0`."""
+
+    slope: float
+
+
+@dataclass(frozen=True, eq=False)
+class Sigmoid(Op):
+    """Logistic function."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tanh(Op):
+    """Hyperbolic tangent."""
+
+
+ALL_OPS: tuple[type[Op], ...] = (
+    Input,
+    Linear,
+    Conv2d,
+    BatchNorm,
+    Shift,
+    Scale,
+    AvgPool,
+    MaxPool,
+    Reshape,
+    Permute,
+    Pad,
+    Slice,
+    Concat,
+    Add,
+    Sub,
+    Relu,
+    LeakyRelu,
+    Sigmoid,
+    Tanh,
+)

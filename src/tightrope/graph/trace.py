@@ -1,0 +1,185 @@
+"""From an `nn.Module` to a `Graph`, by torch.fx.
+
+Each supported layer, function and method has one small converter in the tables at the end
+of `tightrope.graph.converters`. Everything that has none is collected, so that the error
+names every unsupported layer at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tightrope.errors import UserError
+from tightrope.graph import converters, evaluate, ops
+from tightrope.graph.converters import BATCH, Unsupported, Value
+from tightrope.graph.graph import Graph, Node
+
+
+def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
+    """Turn `module` into a graph of operations that Tightrope can bound and attack.
+
+    `input_shape` is the shape of one sample, e.g. `(3, 32, 32)`. The graph shares the
+    module's parameters: move the module to its device first, then trace it. Dropout is
+    the identity, BatchNorm uses its running statistics, as in evaluation.
+    """
+    try:
+        traced = fx.Tracer().trace(module)
+    except Exception as error:  # fx raises whatever the module's forward raises on proxies
+        raise UserError(
+            f"cannot trace {type(module).__name__}: {_first_line(error)} "
+            "(the forward pass must not branch on tensor values)"
+        ) from error
+    builder = _Builder(module, tuple(input_shape))
+    for node in traced.nodes:
+        builder.visit(node)
+    return builder.finish()
+
+
+class _Builder:
+    """Collects nodes while walking the fx graph."""
+
+    def __init__(self, module: nn.Module, input_shape: tuple[int, ...]) -> None:
+        self.module = module
+        self.input_shape = input_shape
+        self.modules = dict(module.named_modules())
+        self.nodes: list[Node] = []
+        self.values: dict[fx.Node, Any] = {}
+        self.problems: list[str] = []
+        self.output: Any = None
+        parameter = next(iter(module.parameters()), torch.empty(()))
+        # Two samples, so that a layer which mixes the batch shows in the shapes.
+        self.probe = torch.zeros(2, *input_shape, dtype=parameter.dtype, device=parameter.device)
+
+    def visit(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            self._visit_placeholder(node)
+        elif node.op == "get_attr":
+            self.values[node] = _attribute(self.module, str(node.target))
+        elif node.op == "output":
+            self.output = self._lookup(node.args[0])
+        else:
+            self._visit_call(node)
+
+    def _visit_placeholder(self, node: fx.Node) -> None:
+        if not self.nodes:
+            self.nodes.append(Node("input", ops.Input(), (), self.input_shape))
+            self.values[node] = Value(0, self.input_shape)
+        elif node.args:
+            self.values[node] = node.args[0]  # a second argument with a default value
+        else:
+            self.problems.append(f"a second input {node.name!r}")
+            self.values[node] = Unsupported
+
+    def _visit_call(self, node: fx.Node) -> None:
+        args = fx.node.map_arg(node.args, self._lookup)
+        kwargs = fx.node.map_arg(node.kwargs, self._lookup)
+        if _contains(Unsupported, (args, kwargs)):
+            self.values[node] = Unsupported  # already reported further up
+            return
+        try:
+            self.values[node] = self._convert(node, args, kwargs)
+        except NotImplementedError as error:
+            reason = f": {error}" if str(error) else ""
+            self.problems.append(f"{self._describe(node)}{reason}")
+            self.values[node] = Unsupported
+
+    def _convert(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "call_module":
+            module = self.modules[str(node.target)]
+            converter = converters.MODULES.get(type(module))
+            if converter is None:
+                raise NotImplementedError
+            result = converter(module, *args, **kwargs)
+        elif node.op == "call_function" and not _contains(Value, (args, kwargs)):
+            assert callable(node.target)
+            return node.target(*args, **kwargs)  # arithmetic among constants
+        else:
+            table = converters.FUNCTIONS if node.op == "call_function" else converters.METHODS
+            converter = table.get(node.target)  # type: ignore[call-overload]
+            if converter is None:
+                raise NotImplementedError
+            result = converter(*args, **kwargs)
+        return self._append(node, result)
+
+    def _append(self, node: fx.Node, result: Any) -> Any:
+        """Add the operations a converter asked for; other results are plain values."""
+        if not isinstance(result, converters.Apply):
+            return result
+        inputs = tuple(value.position for value in result.inputs)
+        name = str(node.target) if node.op == "call_module" else node.name
+        for op in result.operations:
+            op = op.map_tensors(lambda t: t.to(self.probe.device))
+            probes = [self.probe.new_zeros(2, *self.nodes[j].shape) for j in inputs]
+            try:
+                with torch.no_grad():
+                    out = evaluate.RULES[type(op)](op, *probes)
+            except (RuntimeError, IndexError) as error:
+                raise UserError(
+                    f"layer {name!r} does not fit the input shape {self.input_shape}: "
+                    f"{_first_line(error)}"
+                ) from None
+            self.nodes.append(Node(name, op, inputs, tuple(out.shape[1:])))
+            inputs = (len(self.nodes) - 1,)
+        return Value(inputs[0], self.nodes[inputs[0]].shape)
+
+    def finish(self) -> Graph:
+        if self.problems:
+            raise UserError(
+                "cannot handle these parts of the network: "
+                + "; ".join(self.problems)
+                + f". Supported layers: {', '.join(converters.supported_layers())}"
+            )
+        if not isinstance(self.output, Value):
+            raise UserError("the network must return one tensor that depends on its input")
+        return _prune(self.nodes, self.output.position)
+
+    def _lookup(self, node: Any) -> Any:
+        return self.values[node] if isinstance(node, fx.Node) else node
+
+    def _describe(self, node: fx.Node) -> str:
+        if node.op == "call_module":
+            kind = type(self.modules[str(node.target)]).__name__
+            return f"layer {str(node.target)!r} ({kind})"
+        name = getattr(node.target, "__name__", str(node.target))
+        return f"operation {name!r}"
+
+
+def _prune(nodes: list[Node], output: int) -> Graph:
+    """Keep what the output depends on, with the output last."""
+    needed = {0, output}
+    for i in range(output, -1, -1):
+        if i in needed:
+            needed.update(nodes[i].inputs)
+    order = sorted(needed)
+    place = {old: new for new, old in enumerate(order)}
+    kept = (
+        Node(nodes[i].name, nodes[i].op, tuple(place[j] for j in nodes[i].inputs), nodes[i].shape)
+        for i in order
+    )
+    return Graph(tuple(kept))
+
+
+def _attribute(module: nn.Module, path: str) -> Tensor:
+    value: Any = module
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _contains(what: Any, structure: Any) -> bool:
+    if isinstance(structure, tuple | list):
+        return any(_contains(what, part) for part in structure)
+    if isinstance(structure, dict):
+        return any(_contains(what, part) for part in structure.values())
+    if isinstance(structure, slice):
+        return _contains(what, (structure.start, structure.stop, structure.step))
+    if structure is what or structure is BATCH and what is Value:
+        return True
+    return isinstance(what, type) and isinstance(structure, what)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
