@@ -1,0 +1,21 @@
+"""Architectures by name; a network to and from a folder; ONNX export."""
+
+from tightrope.nets.export import export_onnx
+from tightrope.nets.normalize import Normalize
+from tightrope.nets.registry import NETS, NetSpec, NetSummary, build, describe, net_names
+from tightrope.nets.storage import Architecture, load, load_architecture, save
+
+__all__ = [
+    "NETS",
+    "Architecture",
+    "NetSpec",
+    "NetSummary",
+    "Normalize",
+    "build",
+    "describe",
+    "export_onnx",
+    "load",
+    "load_architecture",
+    "net_names",
+    "save",
+]

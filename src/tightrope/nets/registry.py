@@ -1,0 +1,158 @@
+"""Networks by name: what there is, what each one takes, and building one."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightrope.errors import UserError, unknown_name
+from tightrope.nets import architectures
+from tightrope.nets.normalize import Normalize, Numbers, check_statistics
+
+# Far above anything sensible; they keep a damaged model.json from exhausting the machine.
+LARGEST_ARGUMENT = 65536
+LARGEST_INPUT = 2**31
+
+
+@dataclass(frozen=True)
+class NetSpec:
+    """One named architecture."""
+
+    name: str
+    builder: Callable[..., nn.Sequential]
+    description: str
+
+    @property
+    def arguments(self) -> dict[str, int | bool]:
+        """The settings that the network takes, with their defaults."""
+        parameters = inspect.signature(self.builder).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def resolve(self, given: Mapping[str, Any]) -> dict[str, int | bool]:
+        """Return all settings: the defaults, replaced by those that are given and not None."""
+        resolved = self.arguments
+        for name, value in given.items():
+            if name not in resolved:
+                takes = ", ".join(resolved)
+                raise UserError(f"network {self.name!r} takes no {name!r}; it takes: {takes}")
+            if value is not None:
+                resolved[name] = self._check(name, value, resolved[name])
+        return resolved
+
+    def _check(self, name: str, value: Any, default: int | bool) -> int | bool:
+        if isinstance(default, bool):
+            if isinstance(value, bool):
+                return value
+            raise UserError(f"{name} of {self.name!r} must be true or false, got {value!r}")
+        return check_count(f"{name} of {self.name!r}", value)
+
+
+NETS: dict[str, NetSpec] = {
+    spec.name: spec
+    for spec in (
+        NetSpec("mlp", architectures.mlp, "fully connected; `depth` hidden layers of `width`"),
+        NetSpec("cnn3", architectures.cnn3, "smallest convolutional net; width 1 is 'tiny'"),
+        NetSpec("cnn4", architectures.cnn4, "cnn3 with a hidden linear layer"),
+        NetSpec("cnn5", architectures.cnn5, "three convolutions, a good size for laptops"),
+        NetSpec("cnn7", architectures.cnn7, "the standard net of certified training"),
+        NetSpec("cnn7-tin", architectures.cnn7_tin, "cnn7 for TinyImageNet: a second stride of 2"),
+        NetSpec("convmed", architectures.convmed, "COLT's net for CIFAR-10 at 8/255, no BatchNorm"),
+        NetSpec(
+            "convmedbig", architectures.convmedbig, "COLT's net for CIFAR-10 at 2/255, no BatchNorm"
+        ),
+        NetSpec("resnet", architectures.resnet, "small residual net of `blocks` basic blocks"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class NetSummary:
+    """What `tightrope nets` shows of one network; the counts are for MNIST."""
+
+    name: str
+    layers: str
+    parameters: int
+    description: str
+    arguments: dict[str, int | bool]
+
+
+def net_names() -> list[str]:
+    """Return the names of all networks."""
+    return list(NETS)
+
+
+def find(name: str) -> NetSpec:
+    """Return the network of that name."""
+    if name not in NETS:
+        raise unknown_name("network", name, NETS)
+    return NETS[name]
+
+
+def describe() -> list[NetSummary]:
+    """Return one summary per network."""
+    summaries = []
+    for spec in NETS.values():
+        with torch.device("meta"):  # counts need no memory and no random numbers
+            net = spec.builder((1, 28, 28), 10)
+        kinds = [(nn.Conv2d, "conv"), (nn.Linear, "linear")]
+        counts = [(sum(isinstance(m, kind) for m in net.modules()), label) for kind, label in kinds]
+        layers = " + ".join(f"{count} {label}" for count, label in counts if count)
+        parameters = sum(parameter.numel() for parameter in net.parameters())
+        summary = NetSummary(spec.name, layers, parameters, spec.description, spec.arguments)
+        summaries.append(summary)
+    return summaries
+
+
+def build(
+    name: str,
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    width: int | None = None,
+    batch_norm: bool | None = None,
+    normalize: tuple[Numbers, Numbers] | None = None,
+    **arguments: int | bool | None,
+) -> nn.Sequential:
+    """Build the named network with fresh weights.
+
+    `normalize` is a pair (mean, std), each one number or one per channel, and becomes the first
+    layer. Settings left at None keep the network's default.
+    """
+    spec = find(name)
+    given = {"width": width, "batch_norm": batch_norm, **arguments}
+    shape = check_shape(input_shape)
+    classes = check_count("number of classes", num_classes)
+    net = spec.builder(shape, classes, **spec.resolve(given))
+    if normalize is None:
+        return net
+    mean, std = check_statistics(normalize, shape)
+    return nn.Sequential(Normalize(mean, std, len(shape)), *net)
+
+
+def check_count(what: str, value: Any) -> int:
+    """Return `value` if it is a sensible number of things."""
+    if type(value) is not int or not 1 <= value <= LARGEST_ARGUMENT:
+        raise UserError(
+            f"{what} must be a whole number from 1 to {LARGEST_ARGUMENT}, got {value!r}"
+        )
+    return value
+
+
+def check_shape(value: Any) -> tuple[int, ...]:
+    """Return `value` as the shape of one input (without the batch dimension)."""
+    try:
+        shape = tuple(value)
+    except TypeError:
+        shape = ()
+    whole = all(type(size) is int and size >= 1 for size in shape)
+    if not shape or not whole or math.prod(shape) > LARGEST_INPUT:
+        raise UserError(
+            f"input shape must be positive whole numbers such as (1, 28, 28), got {value!r}"
+        )
+    return shape
