@@ -1,5 +1,6 @@
 """Attacks: under-approximations of the worst case, and the source of counterexamples."""
 
+from tightrope.attacks.ensemble import strong_attack
 from tightrope.attacks.goals import (
     CrossEntropy,
     Goal,
@@ -18,5 +19,6 @@ __all__ = [
     "Targeted",
     "misclassified",
     "pgd",
+    "strong_attack",
     "worst_margin",
 ]

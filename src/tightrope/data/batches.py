@@ -78,9 +78,16 @@ class Batches:
 
     def _batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Make one batch; only here do images become float."""
-        images = self.images[chosen].to(self.device)
+        images = _chosen(self.images, chosen).to(self.device)
         if self.training:
             images = self.augment.randomize(images, self.generator)
         else:
             images = self.augment.centre_crop(images)
-        return as_float(images), self.labels[chosen].to(self.device)
+        return as_float(images), _chosen(self.labels, chosen).to(self.device)
+
+
+def _chosen(samples: Tensor, chosen: Tensor | slice) -> Tensor:
+    """Take samples; `index_select` copies whole images, many times faster than indexing."""
+    if isinstance(chosen, slice):
+        return samples[chosen]
+    return samples.index_select(0, chosen.to(samples.device))

@@ -71,9 +71,7 @@ def describe(data_dir: Path | None = None) -> list[Description]:
     cifar, tiny = cifar10.find_cifar10(where), tinyimagenet.find_tinyimagenet(where)
     described = [
         Description("mnist", (1, 28, 28), len(mnist.CLASSES), "part of Tightrope", mnist.EMBEDDED),
-        Description(
-            "cifar10", cifar10.SHAPE, len(cifar10.CLASSES), SOURCES["cifar10"].url, cifar
-        ),
+        Description("cifar10", cifar10.SHAPE, len(cifar10.CLASSES), SOURCES["cifar10"].url, cifar),
     ]
     for name, augment in tinyimagenet.AUGMENTATIONS.items():
         shape = augment.output_shape((3, tinyimagenet.SIZE, tinyimagenet.SIZE))

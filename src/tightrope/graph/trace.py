@@ -98,7 +98,7 @@ class _Builder:
             return node.target(*args, **kwargs)  # arithmetic among constants
         else:
             table = converters.FUNCTIONS if node.op == "call_function" else converters.METHODS
-            converter = table.get(node.target)  # type: ignore[call-overload]
+            converter = table.get(node.target)
             if converter is None:
                 raise NotImplementedError
             result = converter(*args, **kwargs)
@@ -176,7 +176,7 @@ def _contains(what: Any, structure: Any) -> bool:
         return any(_contains(what, part) for part in structure.values())
     if isinstance(structure, slice):
         return _contains(what, (structure.start, structure.stop, structure.step))
-    if structure is what or structure is BATCH and what is Value:
+    if structure is what or (structure is BATCH and what is Value):
         return True
     return isinstance(what, type) and isinstance(structure, what)
 

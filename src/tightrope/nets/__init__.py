@@ -2,11 +2,20 @@
 
 from tightrope.nets.export import export_onnx
 from tightrope.nets.normalize import Normalize
-from tightrope.nets.registry import NETS, NetSpec, NetSummary, build, describe, net_names
-from tightrope.nets.storage import Architecture, load, load_architecture, save
+from tightrope.nets.registry import NETS, NetSpec, NetSummary, build, describe, find, net_names
+from tightrope.nets.storage import (
+    ARCHITECTURE_FILE,
+    WEIGHTS_FILE,
+    Architecture,
+    load,
+    load_architecture,
+    save,
+)
 
 __all__ = [
+    "ARCHITECTURE_FILE",
     "NETS",
+    "WEIGHTS_FILE",
     "Architecture",
     "NetSpec",
     "NetSummary",
@@ -14,6 +23,7 @@ __all__ = [
     "build",
     "describe",
     "export_onnx",
+    "find",
     "load",
     "load_architecture",
     "net_names",

@@ -1,0 +1,87 @@
+"""`tightrope.attack`: how many samples an attack breaks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tightrope.api.evaluation import examine
+from tightrope.certification.properties import Ball
+from tightrope.certification.stages import AttackSettings, Subject, attack_stage
+from tightrope.errors import UserError
+from tightrope.files import write_json
+from tightrope.precision import full_precision
+from tightrope.radius import Radius, format_radius
+from tightrope.runs import Run, open_run
+
+BATCH = 250
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Accuracies under attack; `adversarial` counts samples that stayed correct."""
+
+    samples: int
+    natural: float
+    adversarial: float
+    seconds: float
+    settings: dict[str, Any]
+
+
+def attack(
+    run: Run | str | Path,
+    *,
+    eps: Radius | None = None,
+    samples: int | None = None,
+    start: int = 0,
+    steps: int = 200,
+    restarts: int = 5,
+    seed: int = 0,
+    device: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> AttackResult:
+    """Attack test samples of a run by PGD and write `attack.json`.
+
+    A sample counts as broken only if the original network misclassifies a point of the exact
+    ball. `progress(done, total)` is called after each batch.
+    """
+    run = open_run(run)
+    if steps < 1 or restarts < 1:
+        raise UserError("steps and restarts must be at least 1")
+    examination = examine(run, eps, samples, start, device)
+    subject = Subject(examination.module, examination.input_shape)
+    settings = AttackSettings(steps, restarts)
+    total, natural, adversarial = len(examination.indices), 0, 0
+    started = time.perf_counter()
+    with torch.random.fork_rng(), full_precision():
+        for first in range(0, total, BATCH):
+            indices, x, labels = examination.batch(first, first + BATCH)
+            torch.manual_seed(seed * 1_000_003 + int(indices[0]))
+            right = (subject.outputs(x).argmax(1) == labels).nonzero()[:, 0]
+            natural += len(right)
+            if len(right):
+                ball = Ball(x[right], examination.eps)
+                broken = attack_stage(subject, ball, labels[right], settings).falsified
+                adversarial += int((~broken).sum())
+            progress(min(first + BATCH, total), total)
+    result = AttackResult(
+        total,
+        natural / total,
+        adversarial / total,
+        time.perf_counter() - started,
+        {
+            "eps": format_radius(examination.eps),
+            "start": start,
+            "steps": steps,
+            "restarts": restarts,
+            "seed": seed,
+            "weights": run.fingerprint(),
+        },
+    )
+    write_json(run.attack, asdict(result))
+    return result

@@ -1,0 +1,20 @@
+"""Choosing the device to compute on."""
+
+from __future__ import annotations
+
+import torch
+
+from tightrope.errors import UserError
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the named device; `auto` takes a CUDA GPU if there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {name!r} cannot be used here: {reason}") from None
+    return device

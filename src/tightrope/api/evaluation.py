@@ -1,0 +1,68 @@
+"""Which samples to look at, for attacking and certifying a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from tightrope import data
+from tightrope.api.devices import pick_device
+from tightrope.errors import UserError
+from tightrope.radius import Radius, parse_radius
+from tightrope.runs import Run
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A trained network and the test samples to examine it on."""
+
+    module: nn.Module
+    input_shape: tuple[int, ...]
+    eps: Fraction
+    indices: Tensor
+    data: data.Dataset
+    device: torch.device
+
+    def batch(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return indices, inputs and labels of the samples at those positions."""
+        indices = self.indices[start:stop]
+        images = self.data.augment.centre_crop(self.data.x_test[indices])
+        labels = self.data.y_test[indices]
+        return indices, data.as_float(images).to(self.device), labels.to(self.device)
+
+
+def examine(
+    run: Run, eps: Radius | None, samples: int | None, start: int, device: str | None
+) -> Examination:
+    """Load a run's network and choose test samples `start` to `start + samples`."""
+    settings = run.settings()
+    radius = settings.eps if eps is None else parse_radius(eps)
+    module, architecture = run.network()
+    dataset = data.load_dataset(
+        settings.data, Path(settings.data_dir) if settings.data_dir else None
+    )
+    if dataset.input_shape != architecture.input_shape or (
+        dataset.num_classes != architecture.num_classes
+    ):
+        raise UserError(
+            f"the network in {run.folder} takes {architecture.input_shape} and "
+            f"{architecture.num_classes} classes, {dataset.name} has {dataset.input_shape} and "
+            f"{dataset.num_classes}: the run folder belongs to another network or data set"
+        )
+    available = len(dataset.x_test)
+    if not 0 <= start < available:
+        raise UserError(f"start must lie in [0, {available}), got {start}")
+    count = available - start if samples is None else samples
+    if not 1 <= count <= available - start:
+        raise UserError(
+            f"samples must lie in [1, {available - start}] when starting at {start}, got {samples}"
+        )
+    target = pick_device(device or settings.device)
+    indices = torch.arange(start, start + count)
+    return Examination(
+        module.to(target), architecture.input_shape, radius, indices, dataset, target
+    )

@@ -1,0 +1,196 @@
+"""`tightrope.train`: from settings to a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tightrope import data, nets
+from tightrope.api.devices import pick_device
+from tightrope.errors import UserError
+from tightrope.files import write_text
+from tightrope.runs import Run
+from tightrope.study.presets import load_preset
+from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
+from tightrope.training.objectives import METHODS, Objective
+from tightrope.training.settings import Settings, flatten, read_toml
+from tightrope.training.trainer import Progress, Trainer
+
+# Data sets whose networks normalise their inputs unless told otherwise (the paper's Appendix B).
+NORMALIZED = ("cifar10", "tinyimagenet", "tinyimagenet-64")
+NETWORK_ARGUMENTS = ("width", "hidden", "depth", "blocks", "batch_norm")
+EVALUATION_BATCH = 1000
+
+
+def train(
+    *,
+    out: str | Path,
+    preset: str | None = None,
+    method: str | Objective | None = None,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a network and return its run folder.
+
+    `settings` are those of `tightrope.training.settings.Settings` (`data`, `net`, `eps`,
+    `epochs`, ...); `method` is a name or an objective such as `tr.IBP()`. Values given here
+    override those of `preset`. An existing run in `out` is an error unless `resume` continues
+    it (then the settings may be left out) or `force` replaces it.
+    """
+    run = Run(Path(out))
+    given, objective = _gather(preset, method, settings)
+    if resume and run.config.exists():
+        given = _stored_settings(run, given)
+    elif run.config.exists() and not force:
+        raise UserError(f"{run.folder} already holds a run; use --resume to continue it or --force")
+    elif run.folder.exists() and not run.folder.is_dir():
+        raise UserError(f"{run.folder} is a file; give a folder for the run")
+    session = _Session(run, Settings.parse(given), objective)
+    if resume and run.checkpoint.exists():
+        session.restore()
+    else:
+        session.begin()
+    session.run_training(progress)
+    return run
+
+
+def _gather(
+    preset: str | None, method: str | Objective | None, settings: dict[str, Any]
+) -> tuple[dict[str, Any], Objective | None]:
+    given = load_preset(preset) if preset else {}
+    objective = None
+    if isinstance(method, str):
+        settings = {"method": method, **settings}
+    elif method is not None:
+        objective = method
+        METHODS.setdefault(method.name, type(method))
+        options = dataclasses.asdict(method)  # type: ignore[call-overload]
+        settings = {"method": method.name, method.name: options, **settings}
+    given |= flatten(settings)
+    if settings.get("method") and "method" in given:
+        # Another method than the preset's makes the preset's method options meaningless.
+        others = tuple(f"{name}." for name in METHODS if name != given["method"])
+        asked = flatten(settings)
+        given = {k: v for k, v in given.items() if k in asked or not k.startswith(others)}
+    return given, objective
+
+
+def _stored_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the run to resume; what is given must agree with them."""
+    stored = read_toml(run.config)
+    wanted = Settings.parse({**stored, **given}).to_table()
+    before = Settings.parse(stored).to_table()
+    changed = [name for name in wanted if wanted[name] != before.get(name)]
+    if changed:
+        raise UserError(
+            f"{run.folder} was trained with other settings ({', '.join(changed)}); "
+            "resume without them, or start over with --force"
+        )
+    return stored
+
+
+class _Session:
+    """One training, tied to its run folder."""
+
+    def __init__(self, run: Run, settings: Settings, objective: Objective | None) -> None:
+        self.run = run
+        self.device = pick_device(settings.device)
+        self.data = data.load_dataset(
+            settings.data, Path(settings.data_dir) if settings.data_dir else None
+        )
+        if settings.train_samples is not None:
+            self.data = self.data.subset(n_train=settings.train_samples)
+        given = {k: getattr(settings, k) for k in NETWORK_ARGUMENTS}
+        arguments = nets.find(settings.net).resolve(
+            {k: v for k, v in given.items() if v is not None}
+        )
+        self.settings = settings.resolve(normalize=settings.data in NORMALIZED, network=arguments)
+        self.architecture = nets.Architecture(
+            settings.net,
+            self.data.input_shape,
+            self.data.num_classes,
+            (self.data.mean, self.data.std) if self.settings.normalize else None,
+            arguments,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(self.settings.seed)
+            self.trainer = Trainer(
+                self.architecture.build(),
+                self.data.input_shape,
+                self.settings,
+                objective or self.settings.objective(),
+                self.device,
+            )
+        self.split = self.data.split(self.settings.validation, self.settings.seed)
+        self.history: list[dict[str, Any]] = []
+
+    def begin(self) -> None:
+        """Make the run folder; nothing is written before everything else has been checked."""
+        self.run.clear()
+        write_text(self.run.config, self.settings.to_toml())
+
+    def restore(self) -> None:
+        """Continue where the checkpoint is."""
+        checkpoint = load_checkpoint(self.run.checkpoint)
+        try:
+            self.trainer.restore(checkpoint)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise UserError(
+                f"{self.run.checkpoint} does not belong to the network in {self.run.config} "
+                f"({str(error).splitlines()[0]})"
+            ) from None
+        self.history = [r for r in self.run.history() if r["epoch"] < checkpoint.epoch]
+        if len(self.history) != checkpoint.epoch:
+            raise UserError(f"{self.run.history_file} is damaged; train again with --force")
+
+    def run_training(self, progress: Progress | None) -> None:
+        """Train all epochs that are left."""
+        size, indices = self.settings.batch_size, self.split.train
+        # A last batch of one sample has no BatchNorm statistics; small data is one batch.
+        batches = self.data.training_batches(
+            min(size, len(indices)), indices=indices, drop_last=True, device=self.device
+        )
+        log = _tensorboard(self.run.folder)
+
+        def on_epoch(trainer: Trainer, record: dict[str, Any], selected: bool) -> None:
+            # The checkpoint comes last: a kill before it repeats the epoch, to the same end.
+            self.history.append(record)
+            self.run.write_history(self.history)
+            if selected:
+                nets.save(trainer.module, self.architecture, self.run.folder)
+            save_checkpoint(trainer.checkpoint(), self.run.checkpoint)
+            log(record)
+
+        self.trainer.run(batches, self._validation(), progress=progress, on_epoch=on_epoch)
+
+    def _validation(self) -> data.Batches | None:
+        if self.settings.select == "test":
+            return self.data.test_batches(EVALUATION_BATCH, device=self.device)
+        if not len(self.split.validation):
+            return None
+        return self.data.validation_batches(
+            EVALUATION_BATCH, self.split.validation, device=self.device
+        )
+
+
+def _tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
+    """Return a function that logs an epoch to TensorBoard, if that is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return lambda record: None
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, float):
+                writer.add_scalar(name, value, record["epoch"])
+        writer.flush()
+
+    return log

@@ -1,0 +1,97 @@
+"""The journal of a certification: one line per decided sample, written as it is decided."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from tightrope.certification.properties import Verdict
+from tightrope.errors import UserError
+
+
+@dataclass(frozen=True)
+class Record:
+    """One sample's outcome.
+
+    `stage` is the one that decided, or the last one tried. `times` are seconds per stage, each
+    an equal share of its batch.
+    """
+
+    index: int
+    label: int
+    prediction: int
+    verdict: Verdict
+    stage: str
+    margin: float | None
+    seconds: float
+    times: dict[str, float] = field(default_factory=dict)
+    counterexample: str | None = None
+
+    @property
+    def correct(self) -> bool:
+        """Whether the network classifies the sample itself correctly."""
+        return self.prediction == self.label
+
+    def to_line(self) -> str:
+        """Return the journal line."""
+        values = asdict(self)
+        if self.counterexample is None:
+            del values["counterexample"]
+        return json.dumps(values) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Record:
+        """Read a journal line."""
+        values: dict[str, Any] = json.loads(line)
+        return cls(**{**values, "verdict": Verdict(values["verdict"])})
+
+
+class Journal:
+    """Appends records to a file; what is in it survives a kill."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+
+    def read(self) -> dict[int, Record]:
+        """Return the records so far by index, cutting off a line that a kill left torn."""
+        if not self.path.exists():
+            return {}
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        records = {}
+        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), start=1):
+            try:
+                record = Record.from_line(line)
+            except (ValueError, TypeError, KeyError):
+                raise UserError(
+                    f"{self.path} is damaged at line {number}; start over with --force"
+                ) from None
+            records[record.index] = record
+        if len(whole) < len(content):
+            os.truncate(self.path, len(whole))
+        return records
+
+    def __enter__(self) -> Self:
+        self._file = self.path.open("ab")
+        return self
+
+    def append(self, record: Record) -> None:
+        """Write one record to disk, in one system call so that no reader sees half of it."""
+        assert self._file is not None
+        self._file.write(record.to_line().encode())
+        self._file.flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._file = None

@@ -1,0 +1,65 @@
+"""The summary of a certification: counts that add up, and the three accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tightrope.certification.journal import Record
+from tightrope.certification.properties import Verdict
+
+
+@dataclass(frozen=True)
+class Certification:
+    """What is known of the samples asked for.
+
+    `natural`, `adversarial` and `certified` are accuracies over all samples: classified
+    correctly; correctly and not refuted; proved. `adversarial` is None when no attack ran.
+    """
+
+    samples: int
+    verified: int
+    falsified: int
+    unknown: int
+    natural: float
+    adversarial: float | None
+    certified: float
+    stages: dict[str, dict[str, Any]]
+    seconds: float
+    complete: bool
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `certification.json`."""
+        return asdict(self)
+
+
+def summarize(records: Iterable[Record], samples: int, settings: dict[str, Any]) -> Certification:
+    """Count records; samples that have none yet are not in any count."""
+    known = list(records)
+    stages = ["natural", *settings["stages"]]
+    counts = {verdict: sum(r.verdict == verdict for r in known) for verdict in Verdict}
+    total = max(len(known), 1)
+    return Certification(
+        samples=samples,
+        verified=counts[Verdict.VERIFIED],
+        falsified=counts[Verdict.FALSIFIED],
+        unknown=counts[Verdict.UNKNOWN],
+        natural=sum(r.correct for r in known) / total,
+        adversarial=1 - counts[Verdict.FALSIFIED] / total if "attack" in stages else None,
+        certified=counts[Verdict.VERIFIED] / total,
+        stages={name: _stage_summary(name, known) for name in stages},
+        seconds=sum(r.seconds for r in known),
+        complete=len(known) == samples,
+        settings=settings,
+    )
+
+
+def _stage_summary(name: str, records: list[Record]) -> dict[str, Any]:
+    decided = [r for r in records if r.stage == name]
+    return {
+        "verified": sum(r.verdict == Verdict.VERIFIED for r in decided),
+        "falsified": sum(r.verdict == Verdict.FALSIFIED for r in decided),
+        "seconds": sum(r.times.get(name, 0.0) for r in records),
+    }

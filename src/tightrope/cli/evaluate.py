@@ -1,0 +1,153 @@
+"""`tightrope attack`, `certify` and `export`: commands on a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tightrope import api
+from tightrope.certification.stages import STAGES
+from tightrope.certification.summary import Certification
+from tightrope.cli.output import console, percent, print_json, print_table, sample_bar
+
+_run = click.argument("run", type=click.Path(path_type=Path))
+_eps = click.option("--eps", help="Radius: 0.1 or 8/255.  [the run's own]")
+_samples = click.option("--samples", type=int, help="How many test samples.  [all]")
+_start = click.option("--start", type=int, default=0, help="First test sample.  [0]")
+_steps = click.option("--steps", type=int, default=200, help="Attack steps.  [200]")
+_restarts = click.option("--restarts", type=int, default=5, help="Attack restarts.  [5]")
+_seed = click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
+_device = click.option("--device", help="cpu, cuda, mps or auto.  [the run's own]")
+_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+@click.command()
+@_run
+@_eps
+@_samples
+@_start
+@_steps
+@_restarts
+@_seed
+@_device
+@_json
+def attack(
+    run: Path,
+    eps: str | None,
+    samples: int | None,
+    start: int,
+    steps: int,
+    restarts: int,
+    seed: int,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Attack the test samples of a run with PGD."""
+    with sample_bar("attacking", quiet=as_json) as update:
+        result = api.attack(
+            run,
+            eps=eps,
+            samples=samples,
+            start=start,
+            steps=steps,
+            restarts=restarts,
+            seed=seed,
+            device=device,
+            progress=update,
+        )
+    if as_json:
+        print_json(result)
+        return
+    print_table(
+        f"{run} at eps {result.settings['eps']}",
+        ("samples", "natural", "adversarial", "seconds"),
+        [
+            (
+                result.samples,
+                percent(result.natural),
+                percent(result.adversarial),
+                f"{result.seconds:.1f}",
+            )
+        ],
+    )
+
+
+@click.command()
+@_run
+@_eps
+@_samples
+@_start
+@click.option("--stages", default=",".join(STAGES), help=f"Stages in order.  [{','.join(STAGES)}]")
+@_steps
+@_restarts
+@_seed
+@_device
+@click.option("--force", is_flag=True, help="Discard an earlier certification.")
+@_json
+def certify(
+    run: Path,
+    eps: str | None,
+    samples: int | None,
+    start: int,
+    stages: str,
+    steps: int,
+    restarts: int,
+    seed: int,
+    device: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Certify the test samples of a run; interrupted, it continues when called again."""
+    with sample_bar("certifying", quiet=as_json) as update:
+
+        def progress(summary: Certification) -> None:
+            done = summary.verified + summary.falsified + summary.unknown
+            update(done, summary.samples, f"certified {percent(summary.certified)}")
+
+        summary = api.certify(
+            run,
+            eps=eps,
+            samples=samples,
+            start=start,
+            stages=tuple(name.strip() for name in stages.split(",")),
+            steps=steps,
+            restarts=restarts,
+            seed=seed,
+            device=device,
+            force=force,
+            progress=progress,
+        )
+    if as_json:
+        print_json(summary.to_json())
+        return
+    print_summary(run, summary)
+
+
+def print_summary(run: Path, summary: Certification) -> None:
+    """Print a certification for people."""
+    print_table(
+        f"{run} at eps {summary.settings['eps']}, {summary.samples} samples",
+        ("stage", "verified", "falsified", "seconds"),
+        [
+            (name, counts["verified"], counts["falsified"], f"{counts['seconds']:.1f}")
+            for name, counts in summary.stages.items()
+        ],
+    )
+    console.print(
+        f"natural {percent(summary.natural)}   adversarial {percent(summary.adversarial)}   "
+        f"certified {percent(summary.certified)}   ({summary.unknown} unknown)"
+    )
+
+
+@click.command()
+@_run
+@click.option("--onnx", required=True, type=click.Path(path_type=Path), help="File to write.")
+@_json
+def export(run: Path, onnx: Path, as_json: bool) -> None:
+    """Write the network of a run as ONNX, checked by onnxruntime."""
+    difference = api.export(run, onnx=onnx)
+    if as_json:
+        print_json({"onnx": str(onnx), "largest_difference": difference})
+    else:
+        console.print(f"{onnx}: agrees with onnxruntime to {difference:.1e}")

@@ -1,0 +1,123 @@
+"""`tightrope nets`, `methods`, `presets` and `data`: what there is to choose from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tightrope import data as datasets
+from tightrope import nets as networks
+from tightrope.cli.output import console, print_json, print_table, sample_bar
+from tightrope.study.presets import describe_presets
+from tightrope.training.objectives import METHODS, method_options
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+
+
+@click.command()
+@_json
+def nets(as_json: bool) -> None:
+    """List the architectures."""
+    found = networks.describe()
+    if as_json:
+        print_json([vars(net) for net in found])
+        return
+    print_table(
+        "architectures (sizes for MNIST)",
+        ("name", "layers", "parameters", "settings", "description"),
+        [
+            (
+                net.name,
+                net.layers,
+                f"{net.parameters:,}",
+                " ".join(f"{k}={v}" for k, v in net.arguments.items()),
+                net.description,
+            )
+            for net in found
+        ],
+    )
+
+
+@click.command()
+@_json
+def methods(as_json: bool) -> None:
+    """List the training methods and their options."""
+    rows = [
+        {
+            "name": name,
+            "summary": method.summary,
+            "options": {k: f.default for k, f in method_options(name).items()},
+        }
+        for name, method in METHODS.items()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        "training methods",
+        ("name", "what it minimises", "options"),
+        [
+            (
+                r["name"],
+                r["summary"],
+                " ".join(f"{r['name']}.{k}={v}" for k, v in r["options"].items()) or "-",
+            )
+            for r in rows
+        ],
+    )
+
+
+@click.command()
+@_json
+def presets(as_json: bool) -> None:
+    """List the presets for `tightrope train --preset`."""
+    rows = describe_presets()
+    if as_json:
+        print_json([{"name": name, "summary": summary} for name, summary in rows])
+    else:
+        print_table("presets", ("name", "what it is"), rows)
+
+
+@click.group()
+def data() -> None:
+    """List data sets, or download one."""
+
+
+@data.command("list")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where to look.")
+@_json
+def list_data(data_dir: Path | None, as_json: bool) -> None:
+    """List the data sets and which of them are here."""
+    rows = datasets.describe(data_dir)
+    if as_json:
+        print_json([vars(row) for row in rows])
+        return
+    print_table(
+        "data sets (your own: an .npz file or an image folder)",
+        ("name", "shape", "classes", "here", "where"),
+        [
+            (
+                d.name,
+                " x ".join(map(str, d.shape)),
+                d.classes,
+                "yes" if d.available else "no",
+                d.origin,
+            )
+            for d in rows
+        ],
+    )
+
+
+@data.command("fetch")
+@click.argument("name")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where to put it.")
+@_json
+def fetch_data(name: str, data_dir: Path | None, as_json: bool) -> None:
+    """Download a data set from its official site."""
+    with sample_bar("bytes", quiet=as_json) as update:
+        path = datasets.fetch(name, data_dir or datasets.default_data_dir(), progress=update)
+    if as_json:
+        print_json({"name": name, "path": str(path)})
+    else:
+        console.print(f"{name} is in {path}")

@@ -1,0 +1,126 @@
+"""What people see: tables and progress. With `--json`, none of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from tightrope.training.step import StepResult
+
+console = Console(highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print a result for machines."""
+    plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    click.echo(json.dumps(plain, indent=2, default=str))
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a result for people; columns of numbers are right-aligned."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(header):
+        numeric = all(_is_numeric(row[i]) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console.print(table)
+
+
+def _is_numeric(cell: Any) -> bool:
+    return str(cell).rstrip("%s").replace(".", "", 1).replace(",", "").strip().isdigit()
+
+
+def percent(value: float | None) -> str:
+    """Format an accuracy."""
+    return "-" if value is None else f"{100 * value:.2f}%"
+
+
+def _columns(what: str) -> tuple[Any, ...]:
+    return (
+        TextColumn(what),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[status]}"),
+    )
+
+
+class TrainingBar:
+    """Live progress of a training: a bar over all iterations, a line per epoch."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+        self.bar = Progress(*_columns("training"), console=console, transient=True)
+        self.task: TaskID | None = None
+        self.iterations = 0
+        self.shown = 0.0
+
+    def step(self, epoch: int, iteration: int, result: StepResult, radius: float) -> None:
+        """Show the metrics of an iteration, a few times per second."""
+        if self.task is None:
+            self.task = self.bar.add_task("training", total=None, status="")
+        self.iterations = max(self.iterations, iteration + 1)
+        now = time.monotonic()
+        if now - self.shown < 0.25:
+            return
+        self.shown = now
+        robust = "" if result.robust is None else f" robust {result.robust / result.samples:.3f}"
+        status = (
+            f"epoch {epoch + 1} radius {radius:.4f} loss {result.loss / result.samples:.3f} "
+            f"natural {result.natural / result.samples:.3f}{robust}"
+        )
+        total = self.epochs * self.iterations if epoch else None
+        done = epoch * self.iterations + iteration + 1
+        self.bar.update(self.task, completed=done, total=total, status=status)
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """Print the line of an epoch."""
+        validation = ""
+        if "validation_natural" in record:
+            validation = (
+                f"  held-out: natural {percent(record['validation_natural'])}"
+                f"  robust {percent(record['validation_robust'])}"
+            )
+        self.bar.console.print(
+            f"epoch {record['epoch'] + 1:>3}/{self.epochs}  radius {record['radius']:.4f}"
+            f"  loss {record['loss']:.4f}{validation}  {record['seconds']:.1f} s"
+        )
+
+
+@contextmanager
+def training_bar(epochs: int) -> Iterator[TrainingBar]:
+    """Show the progress of a training while the block runs."""
+    bar = TrainingBar(epochs)
+    with bar.bar:
+        yield bar
+
+
+@contextmanager
+def sample_bar(what: str, quiet: bool) -> Iterator[Any]:
+    """Show progress over samples; yields `update(done, total, status)`."""
+    if quiet:
+        yield lambda done, total, status="": None
+        return
+    with Progress(*_columns(what), console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None, status="")
+        yield lambda done, total, status="": bar.update(
+            task, completed=done, total=total, status=status
+        )

@@ -1,0 +1,86 @@
+"""`tightrope train`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tightrope import api
+from tightrope.cli.output import console, percent, print_json, training_bar
+from tightrope.errors import UserError
+from tightrope.runs import Run
+from tightrope.study.presets import load_preset
+from tightrope.training.settings import describe_settings
+
+
+def _settings_help() -> str:
+    lines = [f"  {name:<20} {text}" for name, _, text in describe_settings()]
+    return "\b\nSettings for --set:\n" + "\n".join(lines)
+
+
+@click.command(epilog=_settings_help())
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Run folder to make.")
+@click.option("--preset", help="Settings by name, see `tightrope presets`.")
+@click.option("--data", help="Data set: a name, an .npz file or an image folder.  [mnist]")
+@click.option("--data-dir", help="Where data sets lie.  [$TIGHTROPE_DATA]")
+@click.option("--net", help="Architecture, see `tightrope nets`.  [cnn3]")
+@click.option("--method", help="Training method, see `tightrope methods`.  [ibp]")
+@click.option("--eps", help="Radius to be robust to: 0.1 or 8/255.  [0.1]")
+@click.option("--epochs", help="Passes over the training set.  [70]")
+@click.option("--seed", help="Seed of everything random.  [0]")
+@click.option("--device", help="cpu, cuda, mps or auto.  [auto]")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
+@click.option("--resume", is_flag=True, help="Continue the run in --out.")
+@click.option("--force", is_flag=True, help="Replace the run in --out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the last epoch as JSON.")
+def train(
+    out: Path,
+    preset: str | None,
+    pairs: tuple[str, ...],
+    resume: bool,
+    force: bool,
+    as_json: bool,
+    **options: str | None,
+) -> None:
+    """Train a network into a run folder.
+
+    \b
+    tightrope train --data mnist --net cnn3 --method ibp --eps 0.1 --out runs/a
+    tightrope train --preset paper/tiny-ibp --out runs/tiny
+    """
+    if resume and force:
+        raise UserError("--resume continues a run and --force replaces it: give one of them")
+    given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
+    given |= dict(_pair(text) for text in pairs)
+    epochs = _epochs(out, preset, given, resume)
+    with nullcontext(None) if as_json else training_bar(epochs) as bar:
+        run = api.train(out=out, preset=preset, resume=resume, force=force, progress=bar, **given)
+    history = run.history()
+    if as_json:
+        print_json({"run": str(run.folder), **history[-1]})
+        return
+    total = sum(record["seconds"] for record in history)
+    last = history[-1]
+    console.print(
+        f"{run.folder}: {len(history)} epochs in {total:.0f} s, "
+        f"training accuracy natural {percent(last['natural'])}, robust {percent(last['robust'])}"
+    )
+    console.print(f"next: tightrope certify {run.folder}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError(f"--set takes KEY=VALUE, got {text!r}")
+    return name.strip(), value.strip()
+
+
+def _epochs(out: Path, preset: str | None, given: dict[str, Any], resume: bool) -> int:
+    """Return the number of epochs, for the progress bar only."""
+    if resume and Run(out).config.exists():
+        return Run(out).settings().epochs
+    chosen = {**(load_preset(preset) if preset else {}), **given}.get("epochs", 70)
+    return int(chosen) if str(chosen).isdigit() else 0

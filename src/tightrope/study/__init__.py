@@ -1,0 +1,1 @@
+"""Studies: presets and, on top of them, the tables and figures of the paper."""

@@ -1,0 +1,224 @@
+"""All settings of a training run: one flat, typed set.
+
+A setting left at None is derived from the others by `resolve`, so that a short command gets
+sensible values and `config.toml` shows every one of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from tightrope.errors import UserError, unknown_name
+from tightrope.radius import format_radius, parse_radius
+from tightrope.training import parsing
+from tightrope.training.objectives import METHODS, find_method, method_options
+from tightrope.training.parsing import Parser
+
+
+def _setting(default: Any, parse: Parser, help: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "help": help})
+
+
+_count = parsing.optional(parsing.whole(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a run; `options` are the method's own hyperparameters."""
+
+    data: str = _setting("mnist", parsing.text, "data set: a name, an .npz file or an image folder")
+    data_dir: str | None = _setting(None, parsing.optional(parsing.text), "where data sets lie")
+    train_samples: int | None = _setting(None, _count, "use only the first training samples")
+    validation: float | int = _setting(
+        0.1, parsing.part_of_data, "held-out part of the training set: fraction or count"
+    )
+    net: str = _setting("cnn3", parsing.text, "architecture, see `tightrope nets`")
+    width: int | None = _setting(None, _count, "channels of the first layer")
+    hidden: int | None = _setting(None, _count, "neurons of the hidden linear layer")
+    depth: int | None = _setting(None, _count, "hidden layers of `mlp`")
+    blocks: int | None = _setting(None, _count, "blocks of `resnet`")
+    batch_norm: bool | None = _setting(None, parsing.optional(parsing.flag), "use BatchNorm")
+    normalize: bool | None = _setting(
+        None, parsing.optional(parsing.flag), "normalise inputs by the data's mean and deviation"
+    )
+    initialization: str | None = _setting(
+        None, parsing.optional(parsing.choice("shi", "default")), "shi or default (torch's own)"
+    )
+    method: str = _setting("ibp", parsing.text, "training method, see `tightrope methods`")
+    eps: Fraction = _setting(Fraction(1, 10), parse_radius, "radius to be robust to")
+    train_eps: Fraction | None = _setting(
+        None, parsing.optional(lambda v: parse_radius(v, "train_eps")), "radius to train at"
+    )
+    epochs: int = _setting(70, parsing.whole(1), "passes over the training set")
+    warmup_epochs: int = _setting(0, parsing.whole(0), "first epochs, at radius 0")
+    annealing_epochs: int | None = _setting(
+        None, parsing.optional(parsing.whole(0)), "epochs over which the radius grows"
+    )
+    annealing: str = _setting(
+        "smooth", parsing.choice("smooth", "linear", "constant"), "how the radius grows"
+    )
+    batch_size: int = _setting(256, parsing.whole(2), "samples per optimiser step")
+    accumulate: int = _setting(1, parsing.whole(1), "parts a batch is computed in, to save memory")
+    optimizer: str = _setting(
+        "adam", parsing.choice("adam", "adamw", "radam", "sgd"), "adam, adamw, radam or sgd"
+    )
+    learning_rate: float = _setting(5e-4, parsing.number(0, strict=True), "first learning rate")
+    momentum: float = _setting(0.9, parsing.number(0, maximum=1), "momentum of sgd")
+    weight_decay: float = _setting(0.0, parsing.number(0), "weight decay of the optimiser")
+    decay_epochs: tuple[int, ...] | None = _setting(
+        None, parsing.optional(parsing.increasing), "epochs at which the learning rate drops"
+    )
+    decay_factor: float = _setting(0.2, parsing.number(0, strict=True), "factor of each drop")
+    clip: float | None = _setting(
+        10.0, parsing.optional(parsing.number(0, strict=True)), "largest gradient norm"
+    )
+    l1: float = _setting(0.0, parsing.number(0), "weight of the L1 norm of the weights")
+    regularizer_weight: float = _setting(
+        0.5, parsing.number(0), "weight of Shi et al.'s regularisers during annealing"
+    )
+    precise_bn: bool = _setting(False, parsing.flag, "recompute BatchNorm statistics each epoch")
+    select: str = _setting(
+        "best", parsing.choice("best", "last", "test"), "which epoch's weights to keep"
+    )
+    seed: int = _setting(0, parsing.whole(0), "seed of everything random")
+    device: str = _setting("auto", parsing.text, "cpu, cuda, cuda:1, mps or auto")
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Settings:
+        """Make settings from text or typed values; `method.option` names the method's own."""
+        parsers = {f.name: f.metadata["parse"] for f in _fields()}
+        method = given.get("method", "ibp")
+        options = {f"{method}.{name}": f for name, f in method_options(method).items()}
+        values: dict[str, Any] = {}
+        chosen: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in parsers:
+                values[name] = _parse_one(name, parsers[name], value)
+            elif name in options:
+                option = options[name]
+                parser = parsing.like_default(option.default, str(option.type))
+                chosen[option.name] = _parse_one(name, parser, value)
+            else:
+                raise _unknown_setting(name, method, [*parsers, *options])
+        settings = cls(**values, options=chosen)
+        settings.objective()  # lets the method refuse its options
+        return settings
+
+    def objective(self) -> Any:
+        """Return the training method with its hyperparameters."""
+        return find_method(self.method)(**self.options)
+
+    def resolve(self, *, normalize: bool, network: Mapping[str, Any]) -> Settings:
+        """Fill in everything that was left open.
+
+        `normalize` is the data set's default, `network` are the architecture's arguments.
+        """
+        bounds = find_method(self.method).propagates_boxes
+        derived = {
+            **network,
+            "normalize": normalize,
+            "initialization": "shi" if bounds else "default",
+            "train_eps": self.eps,
+            "annealing_epochs": round(self.epochs * 2 / 7) if bounds else 0,
+            "decay_epochs": tuple(sorted({round(self.epochs * n / 7) for n in (5, 6)} - {0})),
+        }
+        missing = {k: v for k, v in derived.items() if getattr(self, k) is None}
+        resolved = dataclasses.replace(
+            self, **missing, options=dataclasses.asdict(self.objective())
+        )
+        resolved.check()
+        return resolved
+
+    def check(self) -> None:
+        """Refuse combinations that make no sense."""
+        assert self.annealing_epochs is not None
+        ramp = self.warmup_epochs + self.annealing_epochs
+        if ramp >= self.epochs:
+            raise UserError(
+                f"warmup_epochs + annealing_epochs = {ramp} must be below epochs = {self.epochs}: "
+                "no epoch would train at the full radius"
+            )
+        if self.select == "best" and not self.validation:
+            raise UserError("select = best needs held-out data: set validation, or select = last")
+        if self.accumulate > self.batch_size:
+            raise UserError("accumulate must not exceed batch_size")
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the content of `config.toml`: settings in use, the method's under its name."""
+        table: dict[str, Any] = {}
+        for f in _fields():
+            value = getattr(self, f.name)
+            if isinstance(value, Fraction):
+                text = format_radius(value)
+                value = text if "/" in text else float(text)
+            if value is None and f.default is not None:
+                value = "none"  # TOML has no null, and leaving it out would mean the default
+            if value is not None:
+                table[f.name] = list(value) if isinstance(value, tuple) else value
+        options = {k: v for k, v in self.options.items() if v is not None}
+        return {**table, self.method: options} if options else table
+
+    def to_toml(self) -> str:
+        """Return the text of `config.toml`."""
+        return tomli_w.dumps(self.to_table())
+
+
+def _fields() -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(Settings) if f.name != "options"]
+
+
+def _parse_one(name: str, parser: Parser, value: Any) -> Any:
+    try:
+        return parser(value)
+    except UserError as error:
+        message = str(error)
+        if " must " in message:
+            raise
+        raise UserError(f"{name} must be {message}, got {value!r}") from None
+
+
+def _unknown_setting(name: str, method: str, known: list[str]) -> UserError:
+    head, dot, _ = name.partition(".")
+    if dot and head in METHODS and head != method:
+        return UserError(f"{name} belongs to method {head!r}, but the method is {method!r}")
+    if dot and head == method:
+        own = [k for k in known if k.startswith(f"{method}.")]
+        if not own:
+            return UserError(f"method {method!r} takes no options, got {name!r}")
+        return unknown_name("setting", name, own)
+    return unknown_name("setting", name, known)
+
+
+def describe_settings() -> list[tuple[str, Any, str]]:
+    """Return name, default and meaning of every setting."""
+    return [(f.name, f.default, f.metadata["help"]) for f in _fields()]
+
+
+def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn `{"ibp": {"weight": 1}}` into `{"ibp.weight": 1}`."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{option}": v for option, v in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a flat set of settings from a TOML file."""
+    try:
+        return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing (the settings of the run)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged: not valid TOML ({error})") from None

@@ -1,0 +1,236 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tightrope.attacks import misclassified
+from tightrope.graph import Graph, trace
+from tightrope.precision import full_precision
+from tightrope.training.batchnorm import evaluation_model, precise_batchnorm
+from tightrope.training.checkpoints import Checkpoint, epoch_seed
+from tightrope.training.initialization import initialize
+from tightrope.training.objectives import Objective
+from tightrope.training.schedules import RadiusSchedule, learning_rate
+from tightrope.training.settings import Settings
+from tightrope.training.step import Step, StepResult
+
+Batch = tuple[Tensor, Tensor]
+
+
+class BatchSource(Protocol):
+    """Batches of a data set, anew for each pass."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Any: ...
+
+
+class Progress(Protocol):
+    """What the trainer tells whoever watches."""
+
+    def step(self, epoch: int, iteration: int, result: StepResult, radius: float) -> None:
+        """One iteration is done."""
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """One epoch is done; `record` is its line of history."""
+
+
+@dataclass
+class Totals:
+    """Running sums over an epoch."""
+
+    samples: int = 0
+    loss: float = 0.0
+    natural: int = 0
+    robust: int | None = 0
+
+    def add(self, result: StepResult) -> None:
+        """Add one step."""
+        self.samples += result.samples
+        self.loss += result.loss
+        self.natural += result.natural
+        if self.robust is not None:
+            self.robust = None if result.robust is None else self.robust + result.robust
+
+
+class Trainer:
+    """Trains a module by an objective; `run` yields one record and checkpoint per epoch."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        input_shape: tuple[int, ...],
+        settings: Settings,
+        objective: Objective,
+        device: torch.device,
+    ) -> None:
+        self.module = module.to(device)
+        self.settings = settings
+        self.objective = objective
+        self.graph = trace(self.module, input_shape)
+        if settings.initialization == "shi":
+            initialize(self.graph)
+        self.optimizer = make_optimizer(self.module, settings)
+        self.finished = 0
+        self.best = -1.0
+        self.selected_epoch = -1
+
+    def run(
+        self,
+        training: BatchSource,
+        validation: BatchSource | None,
+        *,
+        progress: Progress | None = None,
+        on_epoch: Callable[[Trainer, dict[str, Any], bool], None] = lambda *_: None,
+    ) -> None:
+        """Train until all epochs are done, calling `on_epoch(trainer, record, selected)`."""
+        settings = self.settings
+        with torch.random.fork_rng(), full_precision():
+            for epoch in range(self.finished, settings.epochs):
+                torch.manual_seed(epoch_seed(settings.seed, epoch))
+                record = self._train_epoch(epoch, training, progress)
+                record |= self._validate(record["radius"], validation)
+                self.finished = epoch + 1
+                selected = self._select(record)
+                if progress is not None:
+                    progress.epoch(record)
+                on_epoch(self, record, selected)
+
+    def _train_epoch(
+        self, epoch: int, batches: BatchSource, progress: Progress | None
+    ) -> dict[str, Any]:
+        settings, started = self.settings, time.perf_counter()
+        rate = self._set_learning_rate(epoch)
+        schedule = radius_schedule(settings, len(batches))
+        step = self._make_step()
+        annealing = epoch < settings.warmup_epochs + (settings.annealing_epochs or 0)
+        totals, radius = Totals(), 0.0
+        self.module.train()
+        for i, (x, y) in enumerate(batches):
+            radius = schedule(epoch * len(batches) + i)
+            self.optimizer.zero_grad(set_to_none=True)
+            result = step(x, y, radius, annealing=annealing)
+            if settings.clip is not None:
+                nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip)
+            self.optimizer.step()
+            totals.add(result)
+            if progress is not None:
+                progress.step(epoch, i, result, radius)
+        if settings.precise_bn:
+            precise_batchnorm(self.graph, batches)
+        return {
+            "epoch": epoch,
+            "radius": radius,
+            "learning_rate": rate,
+            "loss": totals.loss / totals.samples,
+            "natural": totals.natural / totals.samples,
+            "robust": None if totals.robust is None else totals.robust / totals.samples,
+            "seconds": time.perf_counter() - started,
+        }
+
+    def _make_step(self) -> Step:
+        s = self.settings
+        assert s.train_eps is not None
+        return Step(
+            self.graph,
+            self.objective,
+            target=float(s.train_eps),
+            regularizer_weight=s.regularizer_weight if self.objective.propagates_boxes else 0.0,
+            l1=s.l1,
+            accumulate=s.accumulate,
+        )
+
+    def _set_learning_rate(self, epoch: int) -> float:
+        s = self.settings
+        rate = learning_rate(s.learning_rate, epoch, s.decay_epochs or (), s.decay_factor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _validate(self, radius: float, batches: BatchSource | None) -> dict[str, Any]:
+        if batches is None:
+            return {}
+        started = time.perf_counter()
+        radius = min(radius, float(self.settings.eps))
+        natural, robust = evaluate(self.graph, self.objective, batches, radius)
+        return {
+            "validation_radius": radius,
+            "validation_natural": natural,
+            "validation_robust": robust,
+            "validation_seconds": time.perf_counter() - started,
+        }
+
+    def _select(self, record: dict[str, Any]) -> bool:
+        """Decide whether this epoch's weights are the ones to keep so far."""
+        if self.settings.select == "last":
+            selected = True
+        else:
+            robust = record["validation_robust"]
+            score = record["validation_natural"] if robust is None else robust
+            # Accuracies below the full radius do not compare with those at it.
+            full = record["validation_radius"] >= float(self.settings.eps) or robust is None
+            score = score if full else -1.0
+            selected = score > self.best or (self.best < 0 and score < 0)
+            self.best = max(self.best, score)
+        if selected:
+            self.selected_epoch = record["epoch"]
+        return selected
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the state that resuming needs."""
+        return Checkpoint(
+            self.finished,
+            self.module.state_dict(),
+            self.optimizer.state_dict(),
+            self.best,
+            self.selected_epoch,
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint; raises ValueError or RuntimeError if it does not fit."""
+        self.module.load_state_dict(checkpoint.model)
+        self.optimizer.load_state_dict(checkpoint.optimizer)
+        self.finished = checkpoint.epoch
+        self.best, self.selected_epoch = checkpoint.best, checkpoint.selected_epoch
+
+
+@torch.no_grad()
+def evaluate(
+    graph: Graph, objective: Objective, batches: Iterable[Batch], radius: float
+) -> tuple[float, float | None]:
+    """Return natural accuracy and the accuracy that the objective considers robust."""
+    samples = natural = 0
+    robust: int | None = 0
+    for x, y in batches:
+        model = evaluation_model(graph, x)
+        samples += len(y)
+        natural += int((~misclassified(model.logits, y)).sum())
+        if robust is not None:
+            claim = objective(model, x, y, radius).robust
+            robust = None if claim is None else robust + int(claim.sum())
+    return natural / samples, None if robust is None else robust / samples
+
+
+def radius_schedule(settings: Settings, iterations: int) -> RadiusSchedule:
+    """Return the schedule of a run with so many iterations per epoch."""
+    assert settings.train_eps is not None and settings.annealing_epochs is not None
+    start = settings.warmup_epochs * iterations
+    end = start + settings.annealing_epochs * iterations
+    return RadiusSchedule(float(settings.train_eps), start, end, settings.annealing)  # type: ignore[arg-type]
+
+
+def make_optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """Return the optimiser that the settings name."""
+    parameters = list(module.parameters())
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "sgd":
+        momentum = settings.momentum
+        return torch.optim.SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay)
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
+    return kinds[settings.optimizer](parameters, lr=rate, weight_decay=decay)
