@@ -24,9 +24,7 @@ def test_each_sample_comes_once_with_its_label(count, size, training, drop_last,
         images, labels = images[:count], labels[:count]
     if drop_last and 0 < count < size:
         return
-    batches = Batches(
-        images, labels, size, training=training, drop_last=drop_last, indices=indices
-    )
+    batches = Batches(images, labels, size, training=training, drop_last=drop_last, indices=indices)
     got = list(batches)
     assert len(got) == len(batches)
     assert all(len(y) == size for _, y in got[:-1])

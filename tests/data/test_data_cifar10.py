@@ -134,7 +134,7 @@ def test_missing_batch_is_named(tmp_path):
 
 
 class Touch:
-    """Unpickled normally, this creates a file."""
+    """Unpickled normally, this creates a folder."""
 
     def __init__(self, path):
         self.path = path
@@ -144,7 +144,7 @@ class Touch:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("wrap", [lambda evil: evil, lambda evil: {b"data": evil, b"labels": []}])
+@pytest.mark.parametrize("wrap", [lambda evil: evil, lambda evil: {"data": evil, "labels": []}])
 def test_hostile_pickle_is_refused_and_does_nothing(tmp_path, protocol, wrap):
     folder = tmp_path / "cifar-10-batches-py"
     write_folder(folder)

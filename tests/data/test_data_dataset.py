@@ -15,9 +15,7 @@ def small(train=100, test=20, size=8, **changes):
     generator = torch.Generator().manual_seed(0)
 
     def images(count):
-        return torch.randint(
-            0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator
-        )
+        return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
 
     made = Dataset(
         "small",

@@ -37,7 +37,7 @@ def tightness(input_box: Box, boxes: Sequence[Box]) -> Tensor:
 def relu_balance(boxes: Sequence[Box]) -> Tensor:
     """Return the mean over layers of the imbalance between active and inactive neurons.
 
-    A layer without active or without inactive neurons has no ratio and does not count.
+    A layer with neither active nor inactive neurons has no ratio and does not count.
     """
     return torch.stack([_imbalance(box) for box in boxes]).mean() / TAU
 
@@ -45,15 +45,19 @@ def relu_balance(boxes: Sequence[Box]) -> Tensor:
 def _imbalance(box: Box) -> Tensor:
     center = box.center
     active, inactive = box.lower > 0, box.upper < 0
+    if not (active.any() or inactive.any()):
+        return center.new_zeros(())
     spread = (center - center.mean()).square()
-    mean_ratio = (center * active).mean() / -(center * inactive).mean()
-    variance_ratio = (spread * active).sum() / (spread * inactive).sum()
-    term = sum(
-        (TAU - torch.minimum(ratio, 1 / ratio)).clamp(min=0)
-        for ratio in (mean_ratio, variance_ratio)
-    )
-    assert isinstance(term, Tensor)
-    return term if torch.isfinite(term) else torch.zeros_like(term)
+    means = (center * active).mean(), -(center * inactive).mean()
+    variances = (spread * active).sum(), (spread * inactive).sum()
+    return _deficit(*means) + _deficit(*variances)
+
+
+def _deficit(a: Tensor, b: Tensor) -> Tensor:
+    """Return `max(0, tau - min(a / b, b / a))`, written so that its gradient is finite."""
+    larger = torch.maximum(a, b)
+    ratio = torch.minimum(a, b) / larger.clamp(min=torch.finfo(a.dtype).tiny)
+    return (TAU - ratio).clamp(min=0)
 
 
 def l1(graph: Graph) -> Tensor:

@@ -47,6 +47,8 @@ class Step:
 
     def __call__(self, x: Tensor, y: Tensor, radius: float, *, annealing: bool) -> StepResult:
         """Run the batch and leave the gradients in the parameters."""
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
         weight = self.regularizer_weight * (1 - radius / self.target) if annealing else 0.0
         statistics, logits = clean_pass(self.graph, x)
         update_running(self.graph, statistics, len(x))

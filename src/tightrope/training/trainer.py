@@ -70,7 +70,8 @@ class Trainer:
         objective: Objective,
         device: torch.device,
     ) -> None:
-        self.module = module.to(device)
+        # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
+        self.module = module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.settings = settings
         self.objective = objective
         self.graph = trace(self.module, input_shape)
