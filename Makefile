@@ -1,0 +1,43 @@
+# Every target sets up .venv by itself. PYTHON chooses the interpreter (3.11 or newer).
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test test-slow bench lint format clean help
+
+help: ## Show the targets.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+demo: $(INSTALLED) ## Train, attack and certify a network on MNIST (under five minutes).
+	$(BIN)/python examples/demo.py
+
+test: $(INSTALLED) ## Run the tests.
+	$(BIN)/python -m pytest -q
+
+test-slow: $(INSTALLED) ## Run the slow tests too: real training and long fuzzing.
+	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+bench: $(INSTALLED) ## Measure the cost of training steps, relative to a standard step.
+	$(BIN)/python benchmarks/data_loading.py
+	$(BIN)/python benchmarks/steps.py
+
+lint: $(INSTALLED) ## Check style and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## Format the code.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove the environment and caches.
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; set PYTHON=..."; exit 1; }
+	@$(PYTHON) -m venv .venv || \
+	  { echo "cannot make a virtual environment: on Debian, apt install python3-venv"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(INSTALLED)
