@@ -17,6 +17,7 @@ from tightrope.data import as_float, load_dataset
 
 OUT = Path("runs/demo")
 SAMPLES = 1000
+EPS = 0.1
 
 
 def main() -> None:
@@ -64,6 +65,8 @@ def draw(run: tr.Run) -> Path:
     epochs = [record["epoch"] + 1 for record in history]
     for key, label in (("validation_natural", "natural"), ("validation_robust", "certified (IBP)")):
         curve.plot(epochs, [100 * record[key] for record in history], marker="o", label=label)
+    annealed = [record["epoch"] + 1 for record in history if record["radius"] < EPS]
+    curve.axvspan(1, max(annealed), alpha=0.1, label="radius grows")
     curve.set(xlabel="epoch", ylabel="held-out accuracy, %", title="training")
     curve.legend(loc="lower right")
     images, labels = load_dataset("mnist").x_test, load_dataset("mnist").y_test

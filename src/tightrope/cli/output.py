@@ -92,11 +92,11 @@ class TrainingBar:
         self.bar.update(self.task, completed=done, total=total, status=status)
 
     def epoch(self, record: dict[str, Any]) -> None:
-        """Print the line of an epoch."""
+        """Print the line of an epoch: the training loss, held-out accuracies."""
         validation = ""
         if "validation_natural" in record:
             validation = (
-                f"  held-out: natural {percent(record['validation_natural'])}"
+                f"  natural {percent(record['validation_natural'])}"
                 f"  robust {percent(record['validation_robust'])}"
             )
         self.bar.console.print(

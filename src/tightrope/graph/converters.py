@@ -7,62 +7,16 @@ reason when the layer exists but not with these options.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tightrope.graph import ops
-
-
-@dataclass(frozen=True)
-class Value:
-    """A tensor that depends on the network's input: the node that computes it."""
-
-    position: int
-    shape: tuple[int, ...]
-
-
-class Unsupported:
-    """Stands for the result of an operation that was already reported."""
-
-
-class _Batch:
-    """The batch size, as in `x.view(x.size(0), -1)`."""
-
-
-BATCH = _Batch()
-
-
-@dataclass(frozen=True)
-class Apply:
-    """A request to append operations: the first reads `inputs`, each later one the previous."""
-
-    inputs: tuple[Value, ...]
-    operations: tuple[ops.Op, ...]
-
-
-def apply(inputs: Value | tuple[Value, ...], *operations: ops.Op) -> Apply | Value:
-    """Ask for operations on `inputs`; without any, hand the input through."""
-    if isinstance(inputs, Value):
-        inputs = (inputs,)
-    return Apply(inputs, operations) if operations else inputs[0]
-
-
-def _pair(value: Any) -> ops.Pair:
-    if isinstance(value, tuple | list):
-        return (int(value[0]), int(value[-1]))
-    return (int(value), int(value))
-
-
-def _refuse(condition: bool, reason: str) -> None:
-    if condition:
-        raise NotImplementedError(reason)
+from tightrope.graph import ops, shapes
+from tightrope.graph.values import Value, apply, pair, refuse
 
 
 def _identity(module: nn.Module, x: Value) -> Any:
@@ -77,14 +31,14 @@ def _linear(module: nn.Linear, x: Value) -> Any:
 
 
 def _conv2d(module: nn.Conv2d, x: Value) -> Any:
-    _refuse(module.padding_mode != "zeros", f"padding_mode={module.padding_mode!r}")
+    refuse(module.padding_mode != "zeros", f"padding_mode={module.padding_mode!r}")
     before, conv_padding = _explicit_padding(module)
     conv = ops.Conv2d(
         module.weight,
         module.bias,
-        _pair(module.stride),
+        pair(module.stride),
         conv_padding,
-        _pair(module.dilation),
+        pair(module.dilation),
         module.groups,
     )
     return apply(x, *before, conv)
@@ -93,7 +47,7 @@ def _conv2d(module: nn.Conv2d, x: Value) -> Any:
 def _explicit_padding(module: nn.Conv2d) -> tuple[tuple[ops.Op, ...], ops.Pair]:
     """Resolve `padding="same"`; an odd total needs a padding layer of its own."""
     if not isinstance(module.padding, str):
-        return (), _pair(module.padding)
+        return (), pair(module.padding)
     if module.padding == "valid":
         return (), (0, 0)
     total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
@@ -116,13 +70,13 @@ def _conv2d_function(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    _refuse(isinstance(padding, str), f"padding={padding!r} in a function call")
-    conv = ops.Conv2d(weight, bias, _pair(stride), _pair(padding), _pair(dilation), groups)
+    refuse(isinstance(padding, str), f"padding={padding!r} in a function call")
+    conv = ops.Conv2d(weight, bias, pair(stride), pair(padding), pair(dilation), groups)
     return apply(x, conv)
 
 
 def _batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Value) -> Any:
-    _refuse(module.running_mean is None, "track_running_stats=False")
+    refuse(module.running_mean is None, "track_running_stats=False")
     assert module.running_mean is not None and module.running_var is not None
     return apply(
         x,
@@ -153,23 +107,23 @@ def _aligned(constant: Any, x: Value) -> Tensor:
         fits = torch.broadcast_shapes(shape, x.shape) == torch.Size(x.shape)
     except RuntimeError:
         fits = False
-    _refuse(not fits, f"a constant of shape {shape} with samples of shape {x.shape}")
+    refuse(not fits, f"a constant of shape {shape} with samples of shape {x.shape}")
     return tensor
 
 
 def _add(a: Any, b: Any, *, alpha: float = 1) -> Any:
-    _refuse(alpha != 1, "alpha")
+    refuse(alpha != 1, "alpha")
     if isinstance(a, Value) and isinstance(b, Value):
-        _refuse(a.shape != b.shape, f"sum of shapes {a.shape} and {b.shape}")
+        refuse(a.shape != b.shape, f"sum of shapes {a.shape} and {b.shape}")
         return apply((a, b), ops.Add())
     value, constant = (a, b) if isinstance(a, Value) else (b, a)
     return apply(value, ops.Shift(_aligned(constant, value)))
 
 
 def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
-    _refuse(alpha != 1, "alpha")
+    refuse(alpha != 1, "alpha")
     if isinstance(a, Value) and isinstance(b, Value):
-        _refuse(a.shape != b.shape, f"difference of shapes {a.shape} and {b.shape}")
+        refuse(a.shape != b.shape, f"difference of shapes {a.shape} and {b.shape}")
         return apply((a, b), ops.Sub())
     if isinstance(a, Value):
         return apply(a, ops.Shift(-_aligned(b, a)))
@@ -178,15 +132,15 @@ def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
 
 def _mul(a: Any, b: Any) -> Any:
     both = isinstance(a, Value) and isinstance(b, Value)
-    _refuse(both, "product of two values that depend on the input")
+    refuse(both, "product of two values that depend on the input")
     value, constant = (a, b) if isinstance(a, Value) else (b, a)
     return apply(value, ops.Scale(_aligned(constant, value)))
 
 
 def _div(a: Any, b: Any) -> Any:
-    _refuse(isinstance(b, Value), "division by a value that depends on the input")
+    refuse(isinstance(b, Value), "division by a value that depends on the input")
     divisor = _aligned(b, a)
-    _refuse(bool((divisor == 0).any()), "division by zero")
+    refuse(bool((divisor == 0).any()), "division by zero")
     return apply(a, ops.Scale(divisor, divide=True))
 
 
@@ -206,11 +160,9 @@ def _avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    _refuse(divisor_override is not None, "divisor_override")
+    refuse(divisor_override is not None, "divisor_override")
     stride = kernel_size if stride is None else stride
-    pool = ops.AvgPool(
-        _pair(kernel_size), _pair(stride), _pair(padding), ceil_mode, count_include_pad
-    )
+    pool = ops.AvgPool(pair(kernel_size), pair(stride), pair(padding), ceil_mode, count_include_pad)
     return apply(x, pool)
 
 
@@ -221,17 +173,17 @@ def _avg_pool_module(m: nn.AvgPool2d, x: Value) -> Any:
 
 
 def _adaptive_avg_pool(x: Value, output_size: Any) -> Any:
-    size = [o or s for o, s in zip(_pair(output_size), x.shape[-2:], strict=True)]
+    size = [o or s for o, s in zip(pair(output_size), x.shape[-2:], strict=True)]
     uneven = any(s % o for s, o in zip(x.shape[-2:], size, strict=True))
-    _refuse(uneven, f"adaptive pooling of {x.shape[-2:]} to {tuple(size)}: not a divisor")
+    refuse(uneven, f"adaptive pooling of {x.shape[-2:]} to {tuple(size)}: not a divisor")
     kernel = (x.shape[-2] // size[0], x.shape[-1] // size[1])
     return _avg_pool(x, kernel)
 
 
 def _mean(x: Value, dim: Any = None, keepdim: bool = False) -> Any:
     dims = {d % (len(x.shape) + 1) for d in (dim if isinstance(dim, tuple | list) else (dim,))}
-    _refuse(len(x.shape) != 3 or dims != {2, 3}, "mean over anything but height and width")
-    pool = ops.AvgPool(_pair(x.shape[1:]), _pair(x.shape[1:]), (0, 0), False, True)
+    refuse(len(x.shape) != 3 or dims != {2, 3}, "mean over anything but height and width")
+    pool = ops.AvgPool(pair(x.shape[1:]), pair(x.shape[1:]), (0, 0), False, True)
     return apply(x, pool) if keepdim else apply(x, pool, ops.Reshape((x.shape[0],)))
 
 
@@ -244,11 +196,11 @@ def _max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    _refuse(return_indices, "return_indices")
+    refuse(return_indices, "return_indices")
     stride = kernel_size if stride is None else stride
     return apply(
         x,
-        ops.MaxPool(_pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation), ceil_mode),
+        ops.MaxPool(pair(kernel_size), pair(stride), pair(padding), pair(dilation), ceil_mode),
     )
 
 
@@ -258,91 +210,11 @@ def _max_pool_module(m: nn.MaxPool2d, x: Value) -> Any:
     )
 
 
-# --- shapes ---------------------------------------------------------------------------------
-
-
-def _flatten(x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
-    dims = len(x.shape) + 1
-    start, end = start_dim % dims, end_dim % dims
-    _refuse(start == 0, "flattening the batch dimension")
-    middle = math.prod(x.shape[start - 1 : end])
-    return apply(x, ops.Reshape((*x.shape[: start - 1], middle, *x.shape[end:])))
-
-
-def _reshape(x: Value, *shape: Any) -> Any:
-    if len(shape) == 1 and isinstance(shape[0], tuple | list):
-        shape = tuple(shape[0])
-    batch, sizes = shape[0], list(shape[1:])
-    _refuse(batch is not BATCH and batch != -1, "a reshape with a fixed batch size")
-    _refuse(batch == -1 and -1 in sizes, "a reshape with two unknown sizes")
-    if -1 in sizes:
-        known = math.prod(s for s in sizes if s != -1)
-        sizes[sizes.index(-1)] = math.prod(x.shape) // known
-    _refuse(math.prod(sizes) != math.prod(x.shape), f"reshape of {x.shape} to {tuple(sizes)}")
-    return apply(x, ops.Reshape(tuple(sizes)))
-
-
-def _permute(x: Value, *dims: Any) -> Any:
-    if len(dims) == 1 and isinstance(dims[0], tuple | list):
-        dims = tuple(dims[0])
-    order = tuple(d % len(dims) for d in dims)
-    _refuse(order[0] != 0, "moving the batch dimension")
-    return apply(x, ops.Permute(order))
-
-
-def _transpose(x: Value, a: int, b: int) -> Any:
-    order = list(range(len(x.shape) + 1))
-    order[a], order[b] = order[b], order[a]
-    return _permute(x, order)
-
-
-def _pad(x: Value, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
-    _refuse(mode != "constant", f"mode={mode!r}")
-    _refuse(len(pad) > 2 * len(x.shape), "padding the batch dimension")
-    return apply(x, ops.Pad(tuple(int(p) for p in pad), float(value or 0.0)))
-
-
-def _constant_pad(m: nn.ZeroPad2d | nn.ConstantPad2d, x: Value) -> Any:
-    return _pad(x, m.padding, value=m.value)
-
-
-def _getitem(x: Any, index: Any) -> Any:
-    if isinstance(x, tuple):  # an element of x.shape
-        return x[index]
-    index = index if isinstance(index, tuple) else (index,)
-    if Ellipsis in index:
-        at = index.index(Ellipsis)
-        missing = len(x.shape) + 1 - (len(index) - 1)
-        index = (*index[:at], *[slice(None)] * missing, *index[at + 1 :])
-    _refuse(index[0] != slice(None), "indexing the batch dimension")
-    simple = all(isinstance(i, int | slice) for i in index[1:])
-    _refuse(not simple, "an index other than integers and slices")
-    return apply(x, ops.Slice(tuple(index[1:])))
-
-
-def _concat(tensors: Any, dim: int = 0, *, axis: int | None = None) -> Any:
-    dim = dim if axis is None else axis
-    _refuse(not all(isinstance(t, Value) for t in tensors), "concatenation with a constant")
-    dim %= len(tensors[0].shape) + 1
-    _refuse(dim == 0, "concatenation along the batch")
-    return apply(tuple(tensors), ops.Concat(dim))
-
-
-def _size(x: Value, dim: int | None = None) -> Any:
-    shape = (BATCH, *x.shape)
-    return shape if dim is None else shape[dim]
-
-
-def _getattr(x: Any, name: str) -> Any:
-    _refuse(name != "shape", f"attribute {name!r}")
-    return _size(x)
-
-
 # --- activations ----------------------------------------------------------------------------
 
 
 def _leaky(x: Value, negative_slope: float = 0.01, inplace: bool = False) -> Any:
-    _refuse(negative_slope < 0, "a negative slope below zero")
+    refuse(negative_slope < 0, "a negative slope below zero")
     return apply(x, ops.LeakyRelu(float(negative_slope)))
 
 
@@ -366,10 +238,10 @@ MODULES: dict[type[nn.Module], Callable[..., Any]] = {
     nn.AvgPool2d: _avg_pool_module,
     nn.AdaptiveAvgPool2d: lambda m, x: _adaptive_avg_pool(x, m.output_size),
     nn.MaxPool2d: _max_pool_module,
-    nn.Flatten: lambda m, x: _flatten(x, m.start_dim, m.end_dim),
-    nn.Unflatten: lambda m, x: _unflatten(x, m.dim, m.unflattened_size),
-    nn.ZeroPad2d: _constant_pad,
-    nn.ConstantPad2d: _constant_pad,
+    nn.Flatten: lambda m, x: shapes.flatten(x, m.start_dim, m.end_dim),
+    nn.Unflatten: lambda m, x: shapes.unflatten(x, m.dim, m.unflattened_size),
+    nn.ZeroPad2d: shapes.constant_pad,
+    nn.ConstantPad2d: shapes.constant_pad,
     nn.ReLU: _activation_module(ops.Relu),
     nn.LeakyReLU: lambda m, x: _leaky(x, m.negative_slope),
     nn.Sigmoid: _activation_module(ops.Sigmoid),
@@ -378,12 +250,6 @@ MODULES: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Dropout: _identity,
     nn.Dropout2d: _identity,
 }
-
-
-def _unflatten(x: Value, dim: int, sizes: tuple[int, ...]) -> Any:
-    dim %= len(x.shape) + 1
-    _refuse(dim == 0, "unflattening the batch dimension")
-    return _reshape(x, BATCH, *x.shape[: dim - 1], *sizes, *x.shape[dim:])
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -397,18 +263,18 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.div: _div,
     operator.neg: _neg,
     torch.neg: _neg,
-    operator.getitem: _getitem,
-    getattr: _getattr,
+    operator.getitem: shapes.getitem,
+    getattr: shapes.get_attribute,
     F.linear: _linear_function,
     F.conv2d: _conv2d_function,
-    torch.flatten: _flatten,
-    torch.reshape: lambda x, shape: _reshape(x, *shape),
-    torch.permute: _permute,
-    torch.transpose: _transpose,
-    torch.cat: _concat,
-    torch.concat: _concat,
+    torch.flatten: shapes.flatten,
+    torch.reshape: lambda x, shape: shapes.reshape(x, *shape),
+    torch.permute: shapes.permute,
+    torch.transpose: shapes.transpose,
+    torch.cat: shapes.concat,
+    torch.concat: shapes.concat,
     torch.mean: _mean,
-    F.pad: _pad,
+    F.pad: shapes.pad,
     F.avg_pool2d: _avg_pool,
     F.adaptive_avg_pool2d: _adaptive_avg_pool,
     F.max_pool2d: _max_pool,
@@ -428,17 +294,17 @@ METHODS: dict[Any, Callable[..., Any]] = {
     "mul": _mul,
     "div": _div,
     "neg": _neg,
-    "flatten": _flatten,
-    "view": _reshape,
-    "reshape": _reshape,
-    "permute": _permute,
-    "transpose": _transpose,
+    "flatten": shapes.flatten,
+    "view": shapes.reshape,
+    "reshape": shapes.reshape,
+    "permute": shapes.permute,
+    "transpose": shapes.transpose,
     "mean": _mean,
     "relu": _activation(ops.Relu),
     "sigmoid": _activation(ops.Sigmoid),
     "tanh": _activation(ops.Tanh),
     "contiguous": _pass,
-    "size": _size,
+    "size": shapes.size,
 }
 
 

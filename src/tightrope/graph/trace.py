@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 
 from tightrope.errors import UserError
 from tightrope.graph import converters, evaluate, ops
-from tightrope.graph.converters import BATCH, Unsupported, Value
 from tightrope.graph.graph import Graph, Node
+from tightrope.graph.values import BATCH, Apply, Unsupported, Value
 
 
 def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
@@ -106,7 +106,7 @@ class _Builder:
 
     def _append(self, node: fx.Node, result: Any) -> Any:
         """Add the operations a converter asked for; other results are plain values."""
-        if not isinstance(result, converters.Apply):
+        if not isinstance(result, Apply):
             return result
         inputs = tuple(value.position for value in result.inputs)
         name = str(node.target) if node.op == "call_module" else node.name

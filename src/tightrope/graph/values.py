@@ -1,0 +1,55 @@
+"""What converters work with: values of the graph, and requests to append operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tightrope.graph import ops
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that depends on the network's input: the node that computes it."""
+
+    position: int
+    shape: tuple[int, ...]
+
+
+class Unsupported:
+    """Stands for the result of an operation that was already reported."""
+
+
+class _Batch:
+    """The batch size, as in `x.view(x.size(0), -1)`."""
+
+
+BATCH = _Batch()
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A request to append operations: the first reads `inputs`, each later one the previous."""
+
+    inputs: tuple[Value, ...]
+    operations: tuple[ops.Op, ...]
+
+
+def apply(inputs: Value | tuple[Value, ...], *operations: ops.Op) -> Apply | Value:
+    """Ask for operations on `inputs`; without any, hand the input through."""
+    if isinstance(inputs, Value):
+        inputs = (inputs,)
+    return Apply(inputs, operations) if operations else inputs[0]
+
+
+def pair(value: Any) -> ops.Pair:
+    """Read a size that torch takes as one number or two."""
+    if isinstance(value, tuple | list):
+        return (int(value[0]), int(value[-1]))
+    return (int(value), int(value))
+
+
+def refuse(condition: bool, reason: str) -> None:
+    """Report an option that the graph has no operation for."""
+    if condition:
+        raise NotImplementedError(reason)
