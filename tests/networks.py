@@ -208,7 +208,7 @@ _MAGNITUDE: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Linear: _affine_magnitude,
     ops.Conv2d: _affine_magnitude,
     ops.BatchNorm: _batch_norm_magnitude,
-    ops.Shift: _affine_magnitude,
+    ops.Shift: lambda op, s: s + op.offset.abs(),
     ops.Scale: _affine_magnitude,
     ops.AvgPool: _same,
     ops.MaxPool: _same,

@@ -114,8 +114,19 @@ def _batch_norm(op: ops.BatchNorm, x: Exact, *, dtype: torch.dtype) -> Exact:
     return out if op.bias is None else out + _per_channel(fractions(op.bias), x)
 
 
+def _constant(constant: Tensor, x: Exact, dtype: torch.dtype) -> Any:
+    """Return a constant of an operation; it may have a batch dimension of one."""
+    exact = _rounded(constant, dtype)
+    return exact[0] if constant.dim() > x.ndim else exact
+
+
+def _shift(op: ops.Shift, x: Exact, *, dtype: torch.dtype) -> Exact:
+    offset = _constant(op.offset, x, dtype)
+    return x - offset if op.subtract else x + offset
+
+
 def _scale(op: ops.Scale, x: Exact, *, dtype: torch.dtype) -> Exact:
-    factor = _rounded(op.factor, dtype)
+    factor = _constant(op.factor, x, dtype)
     return _short(x / factor) if op.divide else x * factor
 
 
@@ -201,7 +212,7 @@ _EXACT: dict[type[ops.Op], Callable[..., Exact]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv,
     ops.BatchNorm: _batch_norm,
-    ops.Shift: lambda op, x, dtype: x + _rounded(op.offset, dtype),
+    ops.Shift: _shift,
     ops.Scale: _scale,
     ops.AvgPool: _avg_pool,
     ops.MaxPool: _max_pool,

@@ -351,6 +351,22 @@ def test_inplace_activation_whose_input_is_read_again() -> None:
     assert_same_or_refused(module)
 
 
+def test_inplace_activation_of_the_input() -> None:
+    """The shortcut of a pre-activation block; inputs above zero would not show it."""
+
+    def forward(self: Call, x: Tensor) -> Tensor:
+        return self.a(self.relu(x)) + x
+
+    assert_same_or_refused(Call(forward, a=nn.Linear(6, 6), relu=nn.ReLU(inplace=True)))
+
+
+def test_inplace_activation_that_hurts_nobody() -> None:
+    """Most networks have these; nobody else reads the value."""
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)).eval()
+    x = torch.randn(20, 6)
+    torch.testing.assert_close(trace(module, FLAT)(x), module(x))
+
+
 def test_inplace_sum_of_a_value_that_is_read_again() -> None:
     """`out += ...` on a name that shares its tensor with another one."""
 

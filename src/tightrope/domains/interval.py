@@ -164,8 +164,9 @@ def _batch_norm(op: ops.BatchNorm, box: Box, *, rounding: float) -> Box:
 
 def _shift(op: ops.Shift, box: Box, *, rounding: float) -> Box:
     if box.centered and not rounding:
-        return Box.around(box.center + op.offset, box.radius.expand_as(box.center))
-    return _outward(box.lower + op.offset, box.upper + op.offset, rounding)
+        return Box.around(POINT_RULES[ops.Shift](op, box.center), box.radius)
+    lower, upper = (POINT_RULES[ops.Shift](op, t) for t in box.corners)
+    return _outward(lower, upper, rounding)
 
 
 def _scale(op: ops.Scale, box: Box, *, rounding: float) -> Box:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tightrope.graph import ops, shapes
-from tightrope.graph.values import Value, apply, pair, refuse
+from tightrope.graph.values import BATCH, Value, apply, pair, refuse
 
 
 def _identity(module: nn.Module, x: Value) -> Any:
@@ -102,7 +102,7 @@ def _aligned(constant: Any, x: Value) -> Tensor:
     tensor = _constant(constant)
     shape = tuple(tensor.shape)
     if len(shape) == len(x.shape) + 1 and shape[0] == 1:
-        tensor, shape = tensor[0], shape[1:]
+        shape = shape[1:]
     try:
         fits = torch.broadcast_shapes(shape, x.shape) == torch.Size(x.shape)
     except RuntimeError:
@@ -126,11 +126,12 @@ def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
         refuse(a.shape != b.shape, f"difference of shapes {a.shape} and {b.shape}")
         return apply((a, b), ops.Sub())
     if isinstance(a, Value):
-        return apply(a, ops.Shift(-_aligned(b, a)))
+        return apply(a, ops.Shift(_aligned(b, a), subtract=True))
     return apply(b, ops.Scale(torch.tensor(-1.0)), ops.Shift(_aligned(a, b)))
 
 
 def _mul(a: Any, b: Any) -> Any:
+    refuse(BATCH in (a, b), "a product with the batch size")
     both = isinstance(a, Value) and isinstance(b, Value)
     refuse(both, "product of two values that depend on the input")
     value, constant = (a, b) if isinstance(a, Value) else (b, a)

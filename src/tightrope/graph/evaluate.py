@@ -39,7 +39,7 @@ RULES: dict[type[ops.Op], Callable[..., Any]] = {
         x, op.weight, op.bias, op.stride, op.padding, op.dilation, op.groups
     ),
     ops.BatchNorm: _batch_norm,
-    ops.Shift: lambda op, x: x + op.offset,
+    ops.Shift: lambda op, x: x - op.offset if op.subtract else x + op.offset,
     ops.Scale: lambda op, x: x / op.factor if op.divide else x * op.factor,
     ops.AvgPool: lambda op, x: F.avg_pool2d(
         x, op.kernel, op.stride, op.padding, op.ceil_mode, op.count_include_pad

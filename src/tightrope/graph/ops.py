@@ -71,9 +71,10 @@ class BatchNorm(Op):
 
 @dataclass(frozen=True, eq=False)
 class Shift(Op):
-    """`x + offset`."""
+    """`x + offset`, or `x - offset` when `subtract` is set (the offset stays a live tensor)."""
 
     offset: Tensor
+    subtract: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from tightrope.errors import UserError
 from tightrope.graph import converters, evaluate, ops
 from tightrope.graph.graph import Graph, Node
-from tightrope.graph.values import BATCH, Apply, Unsupported, Value
+from tightrope.graph.values import Apply, Batch, Computed, Unsupported, Value
 
 
 def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
@@ -25,6 +25,7 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     module's parameters: move the module to its device first, then trace it. Dropout is
     the identity, BatchNorm uses its running statistics, as in evaluation.
     """
+    before = set(vars(module))
     try:
         traced = fx.Tracer().trace(module)
     except Exception as error:  # fx raises whatever the module's forward raises on proxies
@@ -32,24 +33,65 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
             f"cannot trace {type(module).__name__}: {_first_line(error)} "
             "(the forward pass must not branch on tensor values)"
         ) from error
-    builder = _Builder(module, tuple(input_shape))
+    finally:
+        constants = _forget_constants(module, before)
+    builder = _Builder(module, tuple(input_shape), constants)
     for node in traced.nodes:
         builder.visit(node)
-    return builder.finish()
+    graph = builder.finish()
+    _check_against(module, graph, builder.probe)
+    return graph
+
+
+def _forget_constants(module: nn.Module, before: set[str]) -> dict[str, Any]:
+    """Take back what fx hung on the module: tensors that its forward pass creates."""
+    added = {name: value for name, value in vars(module).items() if name not in before}
+    for name in added:
+        delattr(module, name)
+    return added
+
+
+@torch.no_grad()
+def _check_against(module: nn.Module, graph: Graph, probe: Tensor) -> None:
+    """Compare the graph with the module on random points.
+
+    fx does not see that `x += 1` or `ReLU(inplace=True)` also changes other names of the same
+    tensor; a graph that computes something else must never be bounded.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(probe.shape, generator=generator).to(probe)
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        expected, found = module(x.clone()), graph(x)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    scale = expected.abs().max().nan_to_num(0.0)
+    if not torch.allclose(found, expected, rtol=1e-3, atol=float(1e-4 * scale), equal_nan=True):
+        raise UserError(
+            f"the traced network differs from {type(module).__name__} by "
+            f"{float((found - expected).abs().max()):.1e} on random inputs; in-place operations "
+            "on a tensor that is used again are a likely reason"
+        )
 
 
 class _Builder:
     """Collects nodes while walking the fx graph."""
 
-    def __init__(self, module: nn.Module, input_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, module: nn.Module, input_shape: tuple[int, ...], constants: dict[str, Any]
+    ) -> None:
         self.module = module
+        self.constants = constants
         self.input_shape = input_shape
         self.modules = dict(module.named_modules())
         self.nodes: list[Node] = []
         self.values: dict[fx.Node, Any] = {}
         self.problems: list[str] = []
         self.output: Any = None
-        parameter = next(iter(module.parameters()), torch.empty(()))
+        tensors = (t for t in module.state_dict().values() if t.is_floating_point())
+        parameter = next(tensors, torch.empty(()))
         # Two samples, so that a layer which mixes the batch shows in the shapes.
         self.probe = torch.zeros(2, *input_shape, dtype=parameter.dtype, device=parameter.device)
 
@@ -57,7 +99,7 @@ class _Builder:
         if node.op == "placeholder":
             self._visit_placeholder(node)
         elif node.op == "get_attr":
-            self.values[node] = _attribute(self.module, str(node.target))
+            self.values[node] = self._attribute(str(node.target))
         elif node.op == "output":
             self.output = self._lookup(node.args[0])
         else:
@@ -76,9 +118,6 @@ class _Builder:
     def _visit_call(self, node: fx.Node) -> None:
         args = fx.node.map_arg(node.args, self._lookup)
         kwargs = fx.node.map_arg(node.kwargs, self._lookup)
-        if _contains(Unsupported, (args, kwargs)):
-            self.values[node] = Unsupported  # already reported further up
-            return
         try:
             self.values[node] = self._convert(node, args, kwargs)
         except NotImplementedError as error:
@@ -88,26 +127,33 @@ class _Builder:
 
     def _convert(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.op == "call_module":
-            module = self.modules[str(node.target)]
-            converter = converters.MODULES.get(type(module))
-            if converter is None:
-                raise NotImplementedError
-            result = converter(module, *args, **kwargs)
-        elif node.op == "call_function" and not _contains(Value, (args, kwargs)):
-            assert callable(node.target)
-            return node.target(*args, **kwargs)  # arithmetic among constants
+            args = (self.modules[str(node.target)], *args)
+            converter = converters.MODULES.get(type(args[0]))
+        elif node.op == "call_function" and not _contains(
+            (Value, Batch, Unsupported), (args, kwargs)
+        ):
+            return _among_constants(node, args, kwargs)
         else:
             table = converters.FUNCTIONS if node.op == "call_function" else converters.METHODS
             converter = table.get(node.target)
-            if converter is None:
-                raise NotImplementedError
+        if converter is None:
+            raise NotImplementedError
+        if _contains(Unsupported, (args, kwargs)):
+            return Unsupported  # already reported further up
+        if _contains(Computed, (args, kwargs)):
+            raise NotImplementedError("a parameter computed from others does not stay up to date")
+        try:
             result = converter(*args, **kwargs)
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise NotImplementedError(f"arguments not understood ({_first_line(error)})") from error
         return self._append(node, result)
 
     def _append(self, node: fx.Node, result: Any) -> Any:
         """Add the operations a converter asked for; other results are plain values."""
         if not isinstance(result, Apply):
             return result
+        if not all(isinstance(value, Value) for value in result.inputs):
+            raise NotImplementedError("it works on a constant")
         inputs = tuple(value.position for value in result.inputs)
         name = str(node.target) if node.op == "call_module" else node.name
         for op in result.operations:
@@ -136,6 +182,14 @@ class _Builder:
             raise UserError("the network must return one tensor that depends on its input")
         return _prune(self.nodes, self.output.position)
 
+    def _attribute(self, path: str) -> Any:
+        if path in self.constants:
+            return self.constants[path]
+        value: Any = self.module
+        for part in path.split("."):
+            value = getattr(value, part)
+        return value
+
     def _lookup(self, node: Any) -> Any:
         return self.values[node] if isinstance(node, fx.Node) else node
 
@@ -162,23 +216,24 @@ def _prune(nodes: list[Node], output: int) -> Graph:
     return Graph(tuple(kept))
 
 
-def _attribute(module: nn.Module, path: str) -> Tensor:
-    value: Any = module
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
+def _among_constants(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Evaluate a function of constants once and for all."""
+    if _contains((nn.Parameter, Computed), (args, kwargs)):
+        return Computed
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
 
 
 def _contains(what: Any, structure: Any) -> bool:
+    """Whether a class (or one of several), or an instance of it, occurs in the arguments."""
     if isinstance(structure, tuple | list):
         return any(_contains(what, part) for part in structure)
     if isinstance(structure, dict):
         return any(_contains(what, part) for part in structure.values())
     if isinstance(structure, slice):
         return _contains(what, (structure.start, structure.stop, structure.step))
-    if structure is what or (structure is BATCH and what is Value):
-        return True
-    return isinstance(what, type) and isinstance(structure, what)
+    kinds = what if isinstance(what, tuple) else (what,)
+    return structure in kinds if isinstance(structure, type) else isinstance(structure, kinds)
 
 
 def _first_line(error: Exception) -> str:

@@ -20,11 +20,15 @@ class Unsupported:
     """Stands for the result of an operation that was already reported."""
 
 
-class _Batch:
+class Computed:
+    """Stands for a tensor computed from parameters: it would be frozen at its present value."""
+
+
+class Batch:
     """The batch size, as in `x.view(x.size(0), -1)`."""
 
 
-BATCH = _Batch()
+BATCH = Batch()
 
 
 @dataclass(frozen=True)
