@@ -35,10 +35,10 @@ def exact_ball(x: Tensor, eps: Fraction) -> tuple[list[Fraction], list[Fraction]
 # --- verified ---------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.data())
 def test_what_ibp_verifies_no_attack_breaks(data: st.DataObject) -> None:
-    module = data.draw(networks(classes=3)).eval()
+    module = data.draw(networks(classes=3)).float().eval()
     torch.manual_seed(data.draw(st.integers(0, 999)))
     x = torch.rand(8, *module.input_shape)
     eps = Fraction(data.draw(st.sampled_from(["1/1000", "1/100", "8/255", "0.1"])))
@@ -69,16 +69,16 @@ def test_what_ibp_verifies_no_attack_breaks(data: st.DataObject) -> None:
 def test_ibp_does_verify() -> None:
     """The tests above and below say nothing about a stage that never proves anything."""
     net = network(([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0]), ([[1.0, -1.0], [-1.0, 1.0]], [0.0, 0.0]))
-    x = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.1, 0.9]])
-    first, second, third = records(net, x, [0, 0, 1], "1/10")
+    x = torch.tensor([[0.875, 0.125], [0.625, 0.375], [0.125, 0.875]])
+    first, second, third = records(net, x, [0, 0, 1], "1/8")
     assert (first.verdict, first.stage) == ("verified", "ibp")
     assert (third.verdict, third.stage) == ("verified", "ibp")
-    # The worst margin is 2 (0.8 - 0.2), and bounds of so small a network lose nothing.
-    assert first.margin == pytest.approx(1.2, abs=1e-6)
+    # The worst margin is 2 (0.75 - 0.25), and bounds of so small a network lose nothing.
+    assert first.margin == pytest.approx(1.0, abs=1e-12)
     assert second.verdict != "verified"  # at (0.5, 0.5) there is a tie
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_verified_holds_in_exact_arithmetic_for_mixed_magnitudes(data: st.DataObject) -> None:
     """Weights from 1 to 2^60 in one network: floats forget the small ones, fractions do not."""

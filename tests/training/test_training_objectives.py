@@ -41,24 +41,25 @@ def test_ibp_loss_is_equation_2(name, radius, seed):
 
 
 def test_ibp_by_hand():
-    # One input x in [0.3, 0.7]; h = relu(2x - 1) in [0, 0.4]; outputs h and 0.1 - h.
+    # h = relu(2x - 1), outputs 2h and h + 0.1.
     net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2))
     with torch.no_grad():
         net[0].weight.fill_(2.0)
         net[0].bias.fill_(-1.0)
-        net[2].weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        net[2].weight.copy_(torch.tensor([[2.0], [1.0]]))
         net[2].bias.copy_(torch.tensor([0.0, 0.1]))
+    labels = torch.tensor([0, 1])
     model = FixedModel(trace(net, (1,)), torch.tensor([[0.5], [0.5]]))
-    loss = IBP()(model, model.x, torch.tensor([0, 1]), 0.2)
-    # o_0 - o_1 = 2h - 0.1 >= -0.1 and o_1 - o_0 >= -0.7, as merged rows and not as differences
-    # of two bounds (which would give -0.5 - ...).
-    expected = (math.log1p(math.exp(0.1)) + math.log1p(math.exp(0.7))) / 2
+    loss = IBP()(model, model.x, labels, 0.2)
+    # x in [0.3, 0.7], h in [0, 0.4]. Merged rows: o_0 - o_1 = h - 0.1 >= -0.1 and
+    # o_1 - o_0 >= -0.3; differences of output bounds would give -0.5 and -0.7.
+    expected = (math.log1p(math.exp(0.1)) + math.log1p(math.exp(0.3))) / 2
     assert loss.value.item() == pytest.approx(expected, rel=1e-6)
     assert loss.robust.tolist() == [False, False]
     model = FixedModel(trace(net, (1,)), torch.tensor([[0.8], [0.2]]))
-    loss = IBP()(model, model.x, torch.tensor([0, 1]), 0.1)
-    # h in [0.4, 0.8]: o_0 - o_1 >= 0.7; h = 0: o_1 - o_0 = 0.1.
-    expected = (math.log1p(math.exp(-0.7)) + math.log1p(math.exp(-0.1))) / 2
+    loss = IBP()(model, model.x, labels, 0.1)
+    # h in [0.4, 0.8]: o_0 - o_1 >= 0.3; h = 0: o_1 - o_0 = 0.1.
+    expected = (math.log1p(math.exp(-0.3)) + math.log1p(math.exp(-0.1))) / 2
     assert loss.value.item() == pytest.approx(expected, rel=1e-6)
     assert loss.robust.tolist() == [True, True]
 

@@ -1,0 +1,505 @@
+"""Settings: reading, refusing, completing, writing."""
+
+import dataclasses
+import math
+import tomllib
+from fractions import Fraction
+from importlib import resources
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tightrope import nets
+from tightrope.errors import UserError
+from tightrope.radius import format_radius, parse_radius
+from tightrope.study.presets import describe_presets, load_preset, preset_names
+from tightrope.training import objectives
+from tightrope.training.objectives import IBP, PGD, Standard
+from tightrope.training.settings import Settings, describe_settings, flatten, read_toml
+
+
+def resolve(normalize=False, network=None, **given):
+    return Settings.parse(given).resolve(normalize=normalize, network=network or {})
+
+
+# --- radii ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value,expected",
+    [
+        ("8/255", Fraction(8, 255)),
+        (" 8 / 255 ", Fraction(8, 255)),
+        ("0.1", Fraction(1, 10)),
+        (0.1, Fraction(1, 10)),  # the decimal as written, not the float behind it
+        (0.3, Fraction(3, 10)),
+        ("1e-3", Fraction(1, 1000)),
+        (1e-5, Fraction(1, 100000)),
+        (1, Fraction(1)),
+        ("1", Fraction(1)),
+        (Fraction(2, 255), Fraction(2, 255)),
+    ],
+)
+def test_radii_are_exact(value, expected):
+    assert parse_radius(value) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, "0", -0.1, "-1/255", "1.1", "256/255", "8/0", "x", "", "1/2/3", "nan", math.nan]
+    + [math.inf, "0.1.1", "8:255", None, True, [0.1], Fraction(3, 2), "2\n", "-1\n"],
+)
+def test_radii_refused(value):
+    with pytest.raises(UserError, match=r"^train_eps must ") as caught:
+        parse_radius(value, "train_eps")
+    assert "\n" not in str(caught.value)
+
+
+@given(st.fractions(0, 1, max_denominator=10**6).filter(lambda f: f > 0))
+def test_written_radii_read_back_exactly(radius):
+    assert parse_radius(format_radius(radius)) == radius
+
+
+@pytest.mark.parametrize(
+    "text", ["8/255", "2/255", "1/255", "0.1", "0.3", "0.05", "1.0", "5/255", "1/7", "0.2", "85/255"]
+)
+def test_radii_are_written_as_people_do(text):
+    assert format_radius(Fraction(text)) == text
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+READ = [
+    # name, values as text and typed, result
+    ("data", ["cifar10"], "cifar10"),
+    ("data_dir", ["/some/where"], "/some/where"),
+    ("data_dir", ["none", None], None),
+    ("train_samples", ["512", 512], 512),
+    ("train_samples", ["none", "None", None], None),
+    ("validation", ["0.1", 0.1], 0.1),
+    ("validation", ["5000", 5000], 5000),
+    ("validation", ["0", 0], 0),
+    ("net", ["cnn7"], "cnn7"),
+    ("width", ["3", 3], 3),
+    ("batch_norm", ["true", "True", "yes", "on", True], True),
+    ("batch_norm", ["false", "no", "off", False], False),
+    ("batch_norm", ["none", None], None),
+    ("normalize", ["true", True], True),
+    ("initialization", ["shi"], "shi"),
+    ("initialization", ["none", None], None),
+    ("eps", ["8/255", Fraction(8, 255)], Fraction(8, 255)),
+    ("eps", ["0.3", 0.3], Fraction(3, 10)),
+    ("train_eps", ["0.4", 0.4], Fraction(2, 5)),
+    ("train_eps", ["none", None], None),
+    ("epochs", ["160", 160], 160),
+    ("warmup_epochs", ["0", 0], 0),
+    ("annealing_epochs", ["0", 0], 0),
+    ("annealing_epochs", ["none", None], None),
+    ("annealing", ["linear"], "linear"),
+    ("batch_size", ["128", 128], 128),
+    ("accumulate", ["4", 4], 4),
+    ("optimizer", ["radam"], "radam"),
+    ("learning_rate", ["5e-4", 5e-4, "0.0005"], 5e-4),
+    ("learning_rate", ["1", 1], 1.0),
+    ("momentum", ["0", 0], 0.0),
+    ("weight_decay", ["1e-4", 1e-4], 1e-4),
+    ("decay_epochs", ["50,60", "50, 60", "[50, 60]", "(50, 60)", [50, 60], (50, 60)], (50, 60)),
+    ("decay_epochs", ["50", 50, [50]], (50,)),
+    ("decay_epochs", ["", "[]", [], ()], ()),
+    ("decay_epochs", ["none", None], None),
+    ("decay_factor", ["0.2", 0.2], 0.2),
+    ("clip", ["10", 10, 10.0], 10.0),
+    ("clip", ["none", "None", None], None),
+    ("l1", ["1e-6", 1e-6], 1e-6),
+    ("regularizer_weight", ["0", 0], 0.0),
+    ("precise_bn", ["true", True], True),
+    ("select", ["last"], "last"),
+    ("seed", ["7", 7], 7),
+    ("device", ["cpu"], "cpu"),
+]
+
+
+@pytest.mark.parametrize(
+    "name,value,expected", [(n, v, e) for n, values, e in READ for v in values], ids=repr
+)
+def test_text_and_typed_values_mean_the_same(name, value, expected):
+    found = getattr(Settings.parse({name: value}), name)
+    assert found == expected and type(found) is type(expected)
+
+
+def test_every_setting_is_covered_here():
+    names = {name for name, _, _ in describe_settings()}
+    assert {name for name, _, _ in READ} | {"hidden", "depth", "blocks", "method"} == names
+    assert names == {f.name for f in dataclasses.fields(Settings)} - {"options"}
+    assert all(text and "\n" not in text for _, _, text in describe_settings())
+
+
+def test_nothing_given_means_the_defaults():
+    assert Settings.parse({}) == Settings()
+    assert Settings().objective() == IBP()
+
+
+def test_options_of_the_method():
+    for steps, size in (("20", "0.5"), (20, 0.5)):
+        given = {"method": "pgd", "pgd.steps": steps, "pgd.step_size": size}
+        settings = Settings.parse(given)
+        assert settings.options == {"steps": 20, "step_size": 0.5}
+        assert settings.objective() == PGD(steps=20, step_size=0.5)
+    assert Settings.parse({"method": "pgd", "pgd.step_size": "none"}).objective() == PGD()
+    assert Settings.parse({"method": "standard"}).objective() == Standard()
+
+
+def test_flatten():
+    assert flatten({"eps": 0.1, "pgd": {"steps": 3, "restarts": 2}}) == {
+        "eps": 0.1,
+        "pgd.steps": 3,
+        "pgd.restarts": 2,
+    }
+
+
+# --- refusing ---------------------------------------------------------------------------------
+
+REFUSED = {
+    "train_samples": ["0", 0, -1, "x", 1.5, True, "1.0", math.nan],
+    "validation": ["-1", -1, -0.1, "1.0", 1.0, 1.5, "1.5", "x", "nan", True, [0.1], "²"],
+    "width": [0, "0", "x", 2.5],
+    "hidden": [0, "many"],
+    "depth": [0, -3],
+    "blocks": [0],
+    "batch_norm": ["maybe", 1, 0, "1", ""],
+    "normalize": ["mean", 0.5],
+    "initialization": ["kaiming", "", 3],
+    "eps": ["0", 0, "2", -0.1, "8/", "abc", math.nan],
+    "train_eps": ["0", "256/255", "abc"],
+    "epochs": ["0", 0, "ten", 1.5, True, "1e2", ""],
+    "warmup_epochs": [-1, "-1", 0.5],
+    "annealing_epochs": [-1, "x"],
+    "annealing": ["cosine", "", None, 3],
+    "batch_size": [1, 0, "1", "x"],
+    "accumulate": [0, "0"],
+    "optimizer": ["lion", "Adam", None],
+    "learning_rate": [0, "0", -1e-3, "fast", math.nan, "nan", True, None, math.inf, "inf"],
+    "momentum": [-0.1, 1.1, "x"],
+    "weight_decay": [-1e-9, "x", math.inf],
+    "decay_epochs": ["60,50", [60, 50], "50,50", "a,b", [1.5], "1.5", [-1], [True], "50;60"],
+    "decay_factor": [0, -0.2, "x", math.inf],
+    "clip": [0, "0", -1, "x", math.nan],
+    "l1": [-1e-6, "x", math.nan, "inf"],
+    "regularizer_weight": [-1, "x", "inf"],
+    "precise_bn": ["x", 1, None],
+    "select": ["first", "", True],
+    "seed": [-1, "-1", "x", 0.5],
+}
+
+
+@pytest.mark.parametrize(
+    "name,value", [(n, v) for n, values in REFUSED.items() for v in values], ids=repr
+)
+def test_refusals_name_the_setting_in_one_line(name, value):
+    with pytest.raises(UserError) as caught:
+        Settings.parse({name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{name} must ") and "\n" not in message
+
+
+def test_refusals_quote_the_value():
+    with pytest.raises(UserError, match=r"^epochs must be a whole number from 1 on, got 'ten'$"):
+        Settings.parse({"epochs": "ten"})
+    with pytest.raises(UserError, match=r"^optimizer must be one of adam, .*got 'a\\nb'$"):
+        Settings.parse({"optimizer": "a\nb"})
+
+
+@pytest.mark.parametrize("seed", [2**64, str(2**70)])
+def test_seeds_that_torch_cannot_take(seed):
+    with pytest.raises(UserError, match="seed"):
+        Settings.parse({"seed": seed})
+
+
+@pytest.mark.parametrize(
+    "given,match",
+    [
+        ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'"),
+        ({"learnin_rate": 3}, "did you mean 'learning_rate'"),
+        ({"zzzzzz": 1}, "unknown setting 'zzzzzz'; choose one of: .*epochs"),
+        ({"options": {}}, "unknown setting 'options'"),
+        ({"method": "ipb"}, "unknown method 'ipb'; did you mean 'ibp'"),
+        ({"method": "xyzzy"}, "unknown method 'xyzzy'; choose one of: .*ibp.*standard"),
+        ({"method": "pgd", "pgd.step": 1}, "unknown setting 'pgd.step'; did you mean 'pgd.steps'"),
+        ({"method": "pgd", "steps": 1}, "unknown setting 'steps'"),
+        ({"pgd.steps": 1}, "pgd.steps belongs to method 'pgd', but the method is 'ibp'"),
+        ({"method": "standard", "pgd.steps": 1}, "belongs to method 'pgd', but .* 'standard'"),
+        ({"ibp.weight": 1}, "method 'ibp' takes no options, got 'ibp.weight'"),
+        ({"foo.bar": 1}, "unknown setting 'foo.bar'"),
+        ({"method": "pgd", "pgd.steps": "x"}, "^pgd.steps must be a whole number"),
+        ({"method": "pgd", "pgd.steps": 0}, "^pgd.steps and pgd.restarts must be at least 1"),
+        ({"method": "pgd", "pgd.step_size": "x"}, "^pgd.step_size must be a number, got 'x'"),
+        ({"method": "pgd", "pgd.step_size": -1}, "^pgd.step_size must be positive"),
+        ({"method": 5}, "method"),
+        ({"method": None}, "method"),
+    ],
+    ids=repr,
+)
+def test_unknown_names_and_options(given, match):
+    with pytest.raises(UserError, match=match) as caught:
+        Settings.parse(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_message_speaks_of_absurd_limits():
+    with pytest.raises(UserError) as caught:
+        Settings.parse({"method": "pgd", "pgd.steps": "x"})
+    assert "1000000000" not in str(caught.value)
+
+
+# --- completing -------------------------------------------------------------------------------
+
+
+def test_the_defaults_of_a_run_are_the_papers_mnist_schedule():
+    settings = resolve()
+    assert settings.epochs == 70 and settings.annealing_epochs == 20
+    assert settings.decay_epochs == (50, 60) and settings.decay_factor == 0.2
+    assert (settings.learning_rate, settings.clip, settings.batch_size) == (5e-4, 10.0, 256)
+    assert settings.regularizer_weight == 0.5 and settings.optimizer == "adam"
+    assert settings.train_eps == settings.eps == Fraction(1, 10)
+    assert settings.initialization == "shi" and settings.annealing == "smooth"
+    assert settings.weight_decay == 0 and settings.warmup_epochs == 0
+
+
+@pytest.mark.parametrize(
+    "epochs,annealing,decay",
+    [
+        (1, 0, (1,)),
+        (2, 1, (1, 2)),
+        (3, 1, (2, 3)),
+        (7, 2, (5, 6)),
+        (10, 3, (7, 9)),
+        (70, 20, (50, 60)),
+        (160, 46, (114, 137)),
+    ],
+)
+def test_schedules_scale_with_the_number_of_epochs(epochs, annealing, decay):
+    settings = resolve(epochs=epochs)
+    assert (settings.annealing_epochs, settings.decay_epochs) == (annealing, decay)
+
+
+@pytest.mark.parametrize("method", ["standard", "pgd"])
+def test_methods_without_bounds_do_not_anneal(method):
+    settings = resolve(method=method)
+    assert settings.annealing_epochs == 0
+    assert settings.initialization == "default"
+    assert settings.decay_epochs == (50, 60)
+
+
+def test_resolving_fills_what_is_open_and_keeps_what_is_given():
+    given = {
+        "train_eps": "0.2",
+        "annealing_epochs": 5,
+        "decay_epochs": [],
+        "initialization": "default",
+        "normalize": False,
+        "width": 3,
+    }
+    network = {"width": 16, "batch_norm": True}
+    settings = resolve(normalize=True, network=network, **given)
+    assert settings.train_eps == Fraction(1, 5) and settings.eps == Fraction(1, 10)
+    assert settings.annealing_epochs == 5 and settings.decay_epochs == ()
+    assert settings.initialization == "default" and settings.normalize is False
+    assert (settings.width, settings.batch_norm, settings.hidden) == (3, True, None)
+    assert resolve(normalize=True).normalize is True
+    assert resolve(eps="2/255").train_eps == Fraction(2, 255)
+    options = resolve(method="pgd", **{"pgd.steps": 3}).options
+    assert options == {"steps": 3, "restarts": 1, "step_size": None}
+
+
+@pytest.mark.parametrize(
+    "given,names",
+    [
+        ({"epochs": 5, "annealing_epochs": 5}, ["warmup_epochs", "annealing_epochs", "epochs = 5"]),
+        ({"epochs": 5, "warmup_epochs": 2, "annealing_epochs": 3}, ["warmup_epochs", "= 5"]),
+        ({"epochs": 1, "warmup_epochs": 1}, ["warmup_epochs"]),
+        ({"validation": 0}, ["select", "validation"]),
+        ({"validation": 0.0, "select": "best"}, ["select", "validation"]),
+        ({"accumulate": 9, "batch_size": 8}, ["accumulate", "batch_size"]),
+    ],
+)
+def test_combinations_without_meaning(given, names):
+    with pytest.raises(UserError) as caught:
+        resolve(**given)
+    message = str(caught.value)
+    assert "\n" not in message and all(name in message for name in names)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"epochs": 5, "warmup_epochs": 2, "annealing_epochs": 2},
+        {"validation": 0, "select": "last"},
+        {"validation": 0, "select": "test"},
+        {"accumulate": 8, "batch_size": 8},
+    ],
+)
+def test_combinations_at_the_limit(given):
+    resolve(**given)
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+WRITTEN = [
+    {},
+    {"eps": "8/255", "train_eps": "9/255"},
+    {"eps": "1/7"},
+    {"eps": 1e-5},
+    {"clip": "none"},
+    {"clip": 0.5, "l1": 1e-6, "learning_rate": 3.3e-4},
+    {"decay_epochs": []},
+    {"decay_epochs": "3,8", "validation": 500, "select": "test"},
+    {"method": "pgd", "pgd.steps": 3, "pgd.step_size": 0.1},
+    {"method": "pgd"},
+    {"method": "standard", "data": 'some "odd" \\ name.npz', "data_dir": "/a b/ü"},
+    {"batch_norm": False, "width": 3, "precise_bn": True, "accumulate": 4, "seed": 123456789},
+]
+
+
+@pytest.mark.parametrize("given", WRITTEN, ids=repr)
+def test_settings_survive_toml(given, tmp_path):
+    for settings in (
+        Settings.parse(given),
+        resolve(normalize=True, network={"width": 16, "batch_norm": True}, **given),
+    ):
+        path = tmp_path / "config.toml"
+        path.write_text(settings.to_toml(), encoding="utf-8")
+        again = Settings.parse(read_toml(path))
+        if settings.options.get("step_size", 0) is None:
+            settings = dataclasses.replace(settings, options={"steps": 10, "restarts": 1})
+        assert again == settings
+        assert again.objective() == settings.objective()
+
+
+def test_config_shows_what_people_write():
+    table = tomllib.loads(resolve(eps="8/255", train_eps=0.1, clip="none").to_toml())
+    assert table["eps"] == "8/255" and table["train_eps"] == 0.1 and table["clip"] == "none"
+    assert table["annealing_epochs"] == 20 and table["decay_epochs"] == [50, 60]
+    table = tomllib.loads(resolve(method="pgd").to_toml())
+    assert table["pgd"] == {"steps": 10, "restarts": 1}
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "eps": st.fractions(0, 1, max_denominator=1000).filter(lambda f: f > 0),
+            "learning_rate": st.floats(1e-9, 10),
+            "l1": st.floats(0, 1),
+            "clip": st.none() | st.floats(1e-6, 1e6),
+            "seed": st.integers(0, 2**63 - 1),
+            "decay_epochs": st.none() | st.lists(st.integers(0, 500), unique=True).map(sorted),
+        }
+    )
+)
+def test_any_settings_survive_toml(given_settings):
+    settings = Settings.parse(given_settings)
+    assert Settings.parse(flatten(tomllib.loads(settings.to_toml()))) == settings
+
+
+def test_read_toml_refuses_what_it_cannot_read(tmp_path):
+    path = tmp_path / "config.toml"
+    with pytest.raises(UserError, match="missing"):
+        read_toml(path)
+    for content in (b"eps = ", b"\xff\xfe", b"[a]\nb=1\n[a]\n"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="damaged"):
+            read_toml(path)
+
+
+# --- methods of users -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Custom:
+    """A method as a user writes it: annotations are types here, not text."""
+
+    name = "custom"
+    summary = "test"
+    propagates_boxes = False
+    count: int = 3
+    weight: float = 0.5
+    deep: bool = False
+    limit: float | None = 0.5
+    label: str = "a"
+
+    def __call__(self, model, x, y, radius):
+        raise AssertionError
+
+
+@pytest.fixture
+def custom(monkeypatch):
+    monkeypatch.setitem(objectives.METHODS, "custom", Custom)
+
+
+@pytest.mark.usefixtures("custom")
+def test_options_of_users_methods_keep_their_types():
+    given = {"custom.count": "4", "custom.weight": "0.25", "custom.deep": "yes"}
+    given |= {"custom.limit": "2", "custom.label": "b"}
+    settings = Settings.parse({"method": "custom", **given})
+    assert settings.objective() == Custom(4, 0.25, True, 2.0, "b")
+    typed = {"custom.count": 4, "custom.weight": 0.25, "custom.deep": True, "custom.limit": 2.0}
+    assert Settings.parse({"method": "custom", **typed}).objective() == Custom(4, 0.25, True, 2.0)
+    with pytest.raises(UserError, match=r"^custom.count must be a whole number"):
+        Settings.parse({"method": "custom", "custom.count": "x"})
+
+
+@pytest.mark.usefixtures("custom")
+def test_an_option_set_to_none_survives_toml():
+    settings = resolve(method="custom", **{"custom.limit": "none"})
+    assert settings.objective().limit is None
+    again = Settings.parse(flatten(tomllib.loads(settings.to_toml())))
+    assert again.objective().limit is None
+
+
+# --- presets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_parse_and_resolve(name):
+    settings = Settings.parse(load_preset(name))
+    given = {k: getattr(settings, k) for k in ("width", "hidden", "depth", "blocks", "batch_norm")}
+    network = nets.find(settings.net).resolve({k: v for k, v in given.items() if v is not None})
+    resolved = settings.resolve(normalize=False, network=network)
+    assert resolved.train_eps >= resolved.eps
+    assert all(epoch < resolved.epochs for epoch in resolved.decay_epochs)
+    for option, value in network.items():
+        assert getattr(resolved, option) == value
+
+
+def test_every_preset_begins_with_a_comment():
+    folder = resources.files("tightrope.study.presets")
+    files = {f.name.removesuffix(".toml"): f for f in folder.iterdir() if f.name.endswith(".toml")}
+    for inner in folder.iterdir():
+        if inner.is_dir() and not inner.name.startswith("__"):
+            files |= {f"{inner.name}/{f.name.removesuffix('.toml')}": f for f in inner.iterdir()}
+    assert set(files) == set(preset_names()) and len(files) >= 3
+    described = dict(describe_presets())
+    assert set(described) == set(files)
+    for name, file in files.items():
+        first = file.read_text(encoding="utf-8").splitlines()[0]
+        assert first.startswith("# ") and len(first) > 10, name
+        assert described[name] == first[2:]
+
+
+@pytest.mark.parametrize("name,method", [("paper/tiny-ibp", IBP()), ("paper/tiny-pgd", PGD())])
+def test_presets_of_the_precision_figure(name, method):
+    # METHODS 2.1 and 2.5: CNN3 of width 1 without BatchNorm, normalised, on the MNIST schedule.
+    settings = Settings.parse(load_preset(name)).resolve(normalize=False, network={})
+    assert settings.objective() == method
+    assert (settings.data, settings.net, settings.width) == ("mnist", "cnn3", 1)
+    assert settings.batch_norm is False and settings.normalize is True
+    assert (settings.epochs, settings.annealing_epochs) == (70, 20)
+    assert settings.decay_epochs == (50, 60) and settings.decay_factor == 0.2
+    assert (settings.learning_rate, settings.clip, settings.batch_size) == (5e-4, 10.0, 256)
+    assert (settings.eps, settings.train_eps) == (Fraction(1, 20), Fraction(1, 10))
+    assert settings.initialization == "shi" and settings.select == "best"
+
+
+def test_unknown_presets():
+    with pytest.raises(UserError, match="unknown preset 'paper/tiny-ipb'; did you mean"):
+        load_preset("paper/tiny-ipb")
