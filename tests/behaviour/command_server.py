@@ -45,8 +45,9 @@ def watch_files(folder: str, kill_at: int | None, events: str | None) -> None:
             return
         if not os.path.realpath(path).startswith(folder):
             return
-        if event == "os.remove" and not os.path.lexists(path):
-            return
+        exists = os.path.lexists(path)
+        if (event == "os.remove" and not exists) or (event == "os.mkdir" and exists):
+            return  # nothing will change
         seen.append(event)
         if log is not None:
             os.write(log, f"{event} {Path(os.fspath(path)).name}\n".encode())

@@ -120,3 +120,14 @@ def write_run(
     (folder / "config.toml").write_text(settings.to_toml())
     nets.save(module, nets.Architecture("mlp", x.shape[1:], classes, None, arguments), folder)
     return Run(folder)
+
+
+def blind_spot() -> nn.Sequential:
+    """Return a network of two inputs x and y with `o_0 - o_1 = x - 1/2`.
+
+    It adds `8 relu(y - 1/2)` and takes it away again, which interval bounds cannot know.
+    """
+    return network(
+        ([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], [0.0, -0.5, -0.5]),
+        ([[1.0, 8.0, -8.0], [0.0, 0.0, 0.0]], [0.0, 0.5]),
+    )

@@ -257,6 +257,95 @@ def test_wide_convolutions(dtype: torch.dtype, stride: int) -> None:
     assert_exactly_inside(graph, box, x)
 
 
+@BOTH
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_products_that_a_large_bias_swallows(kind: str, dtype: torch.dtype) -> None:
+    """Each product is below the last bit of the bias, all of them together are not."""
+    count = 64
+    layer = nn.Linear(count, 2) if kind == "linear" else nn.Conv2d(count, 2, 1)
+    layer = layer.to(dtype)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+        layer.bias.copy_(torch.tensor([1.0, -1.0]) * 2.0 ** digits(dtype))
+    shape = (count,) if kind == "linear" else (count, 2, 2)
+    graph = trace(nn.Sequential(layer), shape).detach()
+    for value in (0.9, -0.9, 1.0, -1.0, 0.1):
+        x = torch.full((1, *shape), value, dtype=dtype)
+        assert_exactly_inside(graph, Box(x, x), x)
+
+
+# Thousands of values at once: rules with too little slack fail on a few of them. Each operation
+# gets values at which it loses most.
+
+
+def many(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Values of both signs and all magnitudes from 2^-20 to 2^20."""
+    generator = torch.Generator().manual_seed(0)
+    size = 2.0 ** (40 * torch.rand(shape, generator=generator, dtype=torch.float64) - 20)
+    sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    return (size * sign).to(dtype)
+
+
+def many_norms(dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
+    """Inputs near the mean and biases of the size of the result: everything cancels."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(1500).to(dtype)
+    norm.running_mean = many(dtype, (1500,))
+    norm.running_var = torch.rand(1500, dtype=dtype) * 10
+    norm.weight = nn.Parameter(torch.randn(1500, dtype=dtype))
+    x = norm.running_mean * (1 + torch.randn(1500, dtype=dtype) * 1e-3)
+    norm.bias = nn.Parameter(torch.zeros(1500, dtype=dtype))
+    with torch.no_grad():
+        norm.bias.copy_(-norm.eval()(x[None])[0] * (1 + 1e-3 * torch.randn(1500)))
+    return norm, x
+
+
+@BOTH
+def test_many_values_of_batchnorm(dtype: torch.dtype) -> None:
+    norm, x = many_norms(dtype)
+    graph = trace(nn.Sequential(norm.eval()), (1500,)).detach()
+    assert_exactly_inside(graph, Box(x[None], x[None]), x[None])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LeakyReLU(0.3),
+        nn.Sigmoid(),
+        nn.Tanh(),
+        nn.AvgPool2d(3, 2, 1),
+        nn.AvgPool2d((3, 5), count_include_pad=False),
+    ],
+)
+def test_many_values(layer: nn.Module, dtype: torch.dtype) -> None:
+    shape = (1, 40, 50)
+    graph = trace(nn.Sequential(layer), shape).detach()
+    x = many(dtype, (1, *shape))
+    for scale in (1.0, 1e-4):  # activations are interesting below 20, pools anywhere
+        assert_exactly_inside(graph, Box(x * scale, x * scale), x * scale)
+
+
+class TwoConstants(nn.Module):
+    """`x * a + b - c / d` with constants of all magnitudes, and sums of its parts."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        for name, row in zip("abcd", many(dtype, (4, 500)), strict=True):
+            self.register_buffer(name, row)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * self.a + self.b - self.c) / self.d
+        return (x + y) - (y - x) * 0.3
+
+
+@BOTH
+def test_many_values_of_arithmetic(dtype: torch.dtype) -> None:
+    graph = trace(TwoConstants(dtype), (500,)).detach()
+    x = many(dtype, (5, 500))[4:]
+    assert_exactly_inside(graph, Box(x, x), x)
+
+
 # --- the edges of the number range ------------------------------------------------------------
 
 

@@ -121,6 +121,36 @@ def test_pools_and_padding(layer: nn.Module, lower: object, upper: object) -> No
     assert_box(out, lower, upper)
 
 
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.ReLU(),
+        nn.LeakyReLU(0.25),
+        nn.Sigmoid(),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1, 1),
+        nn.AvgPool2d(2, 1, 1),
+        nn.ConstantPad2d(1, 3.0),
+        nn.Flatten(),
+        nn.Sequential(nn.Conv2d(1, 1, 1), nn.MaxPool2d(2), nn.ZeroPad2d(1), nn.AvgPool2d(2)),
+    ],
+)
+def test_increasing_operations_lose_nothing(layer: nn.Module, centered: bool) -> None:
+    """Their bounds are the values at the two corners, however the box is held."""
+    torch.manual_seed(0)
+    if isinstance(layer, nn.Sequential):
+        nn.init.constant_(layer[0].weight, 2.0)
+    center = torch.randn(3, 1, 4, 4, dtype=DOUBLE)
+    box = Box.around(center, torch.rand(3, 1, 4, 4, dtype=DOUBLE))
+    if not centered:
+        box = Box(box.lower, box.upper)
+    out, _ = interval.bounds(graph_of(layer, shape=(1, 4, 4)), box)
+    layer.double()
+    torch.testing.assert_close(out.lower, layer(box.lower), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(out.upper, layer(box.upper), rtol=1e-13, atol=1e-13)
+
+
 def test_kept_boxes_are_those_of_the_nodes() -> None:
     graph = graph_of(linear([[1.0, 1.0]]), nn.ReLU(), linear([[2.0], [-1.0]]), shape=(2,))
     box = Box(doubles([[-1.0, -1.0]]), doubles([[1.0, 3.0]]))

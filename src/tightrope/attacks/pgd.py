@@ -58,7 +58,7 @@ def pgd(
     their goal is reached.
     """
     box = box.detach()
-    first = box.sample() if start is None else box.project(start)
+    first = box.sample() if start is None else box.project(start.detach())
     if keep == "last":
         if restarts != 1 or stop:
             raise ValueError('keep="last" goes with one restart and without stop')

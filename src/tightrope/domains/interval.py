@@ -32,6 +32,8 @@ def bounds(
     graph: Graph, box: Box, *, keep: Collection[int] = (), rounding: float = 0.0
 ) -> tuple[Box, dict[int, Box]]:
     """Return bounds on the output and on the nodes at the positions in `keep`."""
+    if rounding and box.centered:
+        box = _around(*box.middle, rounding)  # strict rules start from corners
     boxes = graph.propagate(RULES, box, keep=keep, rounding=rounding)
     return boxes[len(graph.nodes) - 1], boxes
 
@@ -55,7 +57,10 @@ def margins(
         output, boxes = bounds(graph, box, keep=keep, rounding=rounding)
         return _differences(output, labels), boxes
     body = Graph(graph.nodes[:-1])
-    latent, boxes = bounds(body, box, keep=keep, rounding=rounding)
+    end = len(graph.nodes) - 1
+    latent, boxes = bounds(body, box, keep={*keep} - {end}, rounding=rounding)
+    if end in keep:
+        boxes[end] = _affine(last.op, latent, rounding=rounding)
     return linear_margins(last.op, latent, labels, rounding=rounding), boxes
 
 
@@ -71,7 +76,7 @@ def linear_margins(layer: ops.Linear, box: Box, labels: Tensor, *, rounding: flo
     gap = weight[present].unsqueeze(1) - weight.unsqueeze(0)
     growth = _growth(weight.shape[1] + 2, rounding)
     if rounding:
-        radius = radius * (1 + growth) + growth * center.abs()
+        radius = _widened(center, radius, growth)
     spread = F.linear(radius, gap.abs().flatten(0, 1)).unflatten(1, gap.shape[:2])
     spread = spread[torch.arange(len(labels), device=labels.device), row]
     if not rounding:
@@ -102,6 +107,10 @@ def _growth(terms: int, rounding: float) -> float:
     """Relative error of a sum of `terms` products, with a few more for what surrounds it."""
     steps = (terms + 8) * rounding
     return steps / (1 - steps)
+
+
+def _widened(center: Tensor, radius: Tensor, growth: float) -> Tensor:
+    return radius * (1 + growth) + growth * center.abs() + _tiny(radius)
 
 
 def _tiny(x: Tensor) -> float:
@@ -136,8 +145,7 @@ def _affine(op: ops.Linear | ops.Conv2d, box: Box, *, rounding: float) -> Box:
     if not rounding:
         return Box.around(point_rule(op, center), point_rule(_unbiased(magnitude), radius))
     growth = _growth(op.weight[0].numel() + 1, rounding)
-    widened = radius * (1 + growth) + growth * center.abs()
-    spread = point_rule(_unbiased(magnitude), widened)
+    spread = point_rule(_unbiased(magnitude), _widened(center, radius, growth))
     if magnitude.bias is not None:
         shape = (-1,) + (1,) * (2 if isinstance(op, ops.Conv2d) else 0)
         spread = spread + growth * magnitude.bias.view(shape)
@@ -158,6 +166,7 @@ def _batch_norm(op: ops.BatchNorm, box: Box, *, rounding: float) -> Box:
         # factor: a sum, a root and a product; offset: a product and a sum.
         bias = 0 if op.bias is None else op.bias.abs().view(shape)
         size = (center.abs() + radius + op.mean.abs().view(shape)) * factor.abs() + bias
+        spread = spread + _tiny(spread) * factor.abs()
         spread = spread + 16 * rounding * size + _tiny(spread)
     return _around(middle, spread, rounding)
 

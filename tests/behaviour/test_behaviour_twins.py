@@ -1,0 +1,98 @@
+"""The functions of `import tightrope as tr` give the same numbers as the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import Commands, json_lines
+
+import tightrope as tr
+from tightrope.training.settings import describe_settings
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # as in the commands
+
+# What SMALL says, in Python.
+SETTINGS: dict[str, Any] = {
+    "net": "mlp",
+    "eps": 0.01,
+    "epochs": 4,
+    "width": 8,
+    "depth": 1,
+    "batch_norm": False,
+    "train_samples": 1024,
+    "validation": 64,
+    "batch_size": 64,
+    "learning_rate": 0.01,
+    "annealing_epochs": 1,
+}
+TIMES = ("seconds", "validation_seconds", "times")
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if k not in TIMES}
+    return [without_times(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("method", ["ibp", tr.IBP()], ids=["by name", "as an object"])
+def test_train(finished_run: Path, tmp_path: Path, method: Any) -> None:
+    before = torch.random.get_rng_state()
+    run = tr.train(out=tmp_path / "run", method=method, **SETTINGS)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert run.folder == tmp_path / "run"
+    for name in ("config.toml", "model.json", "model.safetensors"):
+        assert (run.folder / name).read_bytes() == (finished_run / name).read_bytes()
+    mine, theirs = (
+        json_lines(folder / "history.jsonl", without=TIMES) for folder in (run.folder, finished_run)
+    )
+    assert mine == theirs
+
+
+def test_attack(commands: Commands, run: Path) -> None:
+    options = ("--samples", "100", "--start", "50", "--eps", "0.05", "--steps", "5")
+    outcome = commands.run("attack", run, *options, "--restarts", "2", "--seed", "3", "--json")
+    result = tr.attack(run, samples=100, start=50, eps=0.05, steps=5, restarts=2, seed=3)
+    assert without_times(vars(result)) == without_times(outcome.json)
+    assert without_times(json.loads((run / "attack.json").read_text())) == without_times(
+        vars(result)
+    )
+
+
+def test_certify(commands: Commands, run: Path, finished_run: Path, tmp_path: Path) -> None:
+    options = ("--samples", "260", "--start", "5", "--eps", "8/255", "--steps", "5")
+    outcome = commands.run("certify", run, *options, "--restarts", "1", "--json")
+    journal = json_lines(run / "certification.jsonl", without=TIMES)
+    points = {path.name: path.read_bytes() for path in (run / "counterexamples").iterdir()}
+    again = tr.Run(run)
+    again.clear_certification()
+    summary = tr.certify(again, samples=260, start=5, eps="8/255", steps=5, restarts=1)
+    assert without_times(summary.to_json()) == without_times(outcome.json)
+    assert json_lines(again.journal, without=TIMES) == journal
+    assert {p.name: p.read_bytes() for p in again.counterexamples.iterdir()} == points
+    assert points
+
+
+def test_export(commands: Commands, run: Path, tmp_path: Path) -> None:
+    outcome = commands.run("export", run, "--onnx", tmp_path / "a.onnx", "--json")
+    difference = tr.export(run, tmp_path / "b.onnx")
+    assert difference == outcome.json["largest_difference"]
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_every_setting_can_be_given_either_way(tmp_path: Path) -> None:
+    """Names on the command line are the names in Python."""
+    for name, _, _ in describe_settings():
+        with pytest.raises(tr.UserError, match=f"{name}|network|method|data set|device|missing"):
+            tr.train(out=tmp_path / "run", **{name: "?!"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_user_errors_are_value_errors_of_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'cnn7'") as caught:
+        tr.train(out=tmp_path / "run", net="cnn8")
+    assert isinstance(caught.value, tr.UserError)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,489 @@
+"""The training loop on real digits: it learns, repeats, resumes and selects."""
+
+import copy
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import training_reference as reference
+from torch import nn
+
+import tightrope
+from tightrope import nets
+from tightrope.data import Batches, load_dataset
+from tightrope.training import trainer as trainer_module
+from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
+from tightrope.training.objectives import IBP, PGD, Standard
+from tightrope.training.settings import Settings
+from tightrope.training.trainer import Trainer, evaluate, make_optimizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+SHAPE = (1, 28, 28)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """512 training and 100 validation images."""
+    data = load_dataset("mnist")
+    training = Batches(data.x_train[:512], data.y_train[:512], 64, training=True, drop_last=True)
+    return training, Batches(data.x_train[600:700], data.y_train[600:700], 60)
+
+
+def build(batch_norm=True, width=2, seed=0):
+    torch.manual_seed(seed)
+    return nets.build("cnn3", SHAPE, 10, width=width, batch_norm=batch_norm)
+
+
+def make(module=None, **given):
+    """Return a trainer of a small network."""
+    module = build() if module is None else module
+    settings = Settings.parse({"epochs": 2, **given}).resolve(normalize=False, network={})
+    return Trainer(module, SHAPE, settings, settings.objective(), CPU)
+
+
+def train(trainer, batches, validation=None):
+    """Train and return the records, without what a clock says, and the selections."""
+    records, selections = [], []
+
+    def on_epoch(_, record, selected):
+        timeless = {k: v for k, v in record.items() if "seconds" not in k}
+        assert record["seconds"] > 0
+        records.append(timeless)
+        selections.append(selected)
+
+    trainer.run(batches, validation, on_epoch=on_epoch)
+    return records, selections
+
+
+def flat(structure):
+    """List the leaves of nested containers, tensors as lists of bits."""
+    if isinstance(structure, dict):
+        return [(k, leaf) for k, v in structure.items() for leaf in flat(v)]
+    if isinstance(structure, list | tuple):
+        return [leaf for v in structure for leaf in flat(v)]
+    if isinstance(structure, torch.Tensor):
+        return [(structure.dtype, structure.tolist())]
+    return [structure]
+
+
+# --- learning ---------------------------------------------------------------------------------
+
+RATES = {"adam": 3e-3, "adamw": 3e-3, "radam": 3e-2, "sgd": 0.05}
+
+
+@pytest.mark.parametrize("optimizer", RATES)
+@pytest.mark.parametrize("method", ["standard", "pgd", "ibp"])
+def test_two_epochs_lower_the_loss(method, optimizer, digits):
+    options = {"pgd.steps": 2} if method == "pgd" else {}
+    trainer = make(
+        build(width=4),
+        method=method,
+        optimizer=optimizer,
+        learning_rate=RATES[optimizer],
+        annealing_epochs=0,
+        eps=0.05,
+        select="last",
+        **options,
+    )
+    (first, second), _ = train(trainer, digits[0])
+    assert second["loss"] < 0.9 * first["loss"]
+    assert second["natural"] > first["natural"]
+    if method == "standard":
+        assert first["robust"] is None
+    else:
+        assert second["natural"] > second["robust"] > first["robust"]
+    x, y = next(iter(digits[1]))
+    accuracy = (trainer.module.eval()(x).argmax(1) == y).double().mean()
+    assert accuracy > 0.3  # the module itself has learnt, statistics included
+
+
+def test_the_record_is_the_mean_over_the_steps(digits):
+    class Watch:
+        steps: list = []
+        records: list = []
+
+        def step(self, epoch, iteration, result, radius):
+            self.steps.append((epoch, iteration, result, radius))
+
+        def epoch(self, record):
+            self.records.append(record)
+
+    watch = Watch()
+    make(method="pgd", **{"pgd.steps": 1}).run(*digits, progress=watch)
+    assert [s[:2] for s in watch.steps] == [(e, i) for e in range(2) for i in range(8)]
+    for record in watch.records:
+        results = [s[2] for s in watch.steps if s[0] == record["epoch"]]
+        assert sum(r.samples for r in results) == 512
+        for name in ("loss", "natural", "robust"):
+            expected = sum(getattr(r, name) for r in results) / 512
+            assert record[name] == pytest.approx(expected, rel=1e-12)
+    assert set(watch.records[0]) == {
+        *("epoch", "radius", "learning_rate", "loss", "natural", "robust", "seconds"),
+        *("validation_natural", "validation_robust", "validation_radius", "validation_seconds"),
+    }
+
+
+# --- schedules, clipping, initialisation ------------------------------------------------------
+
+
+def tiny(batches=4, samples=4, classes=2):
+    """A few batches of two-pixel images."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.rand(samples, 2, generator=generator), torch.arange(samples) % classes)
+        for _ in range(batches)
+    ]
+
+
+def tiny_trainer(module=None, **given):
+    torch.manual_seed(0)
+    module = module or nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    settings = Settings.parse(given).resolve(normalize=False, network={})
+    return Trainer(module, (2,), settings, settings.objective(), CPU)
+
+
+def test_radius_and_learning_rate_of_each_iteration():
+    trainer = tiny_trainer(
+        epochs=6,
+        warmup_epochs=1,
+        annealing_epochs=2,
+        train_eps=0.3,
+        eps=0.1,
+        decay_epochs=[3, 5],
+        decay_factor=0.1,
+        learning_rate=0.01,
+        select="last",
+    )
+    radii, rates = [], []
+
+    class Watch:
+        def step(self, epoch, iteration, result, radius):
+            radii.append(radius)
+            rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+        def epoch(self, record):
+            assert record["radius"] == radii[-1]
+            assert record["learning_rate"] == rates[-1]
+
+    trainer.run(tiny(), None, progress=Watch())
+    # Ramp from iteration 4 to 12: quarter 2, unit 0.3 / (6 * 4 * 8 + 16).
+    unit = 0.3 / 208
+    ramp = [0, 1, 16, 48, 80, 112, 144, 176]
+    assert radii == pytest.approx([0.0] * 4 + [unit * n for n in ramp] + [0.3] * 12, rel=1e-12)
+    assert rates == pytest.approx([0.01] * 12 + [0.001] * 8 + [0.0001] * 4, rel=1e-12)
+
+
+@pytest.mark.parametrize("clip", [1e-3, 0.02])
+def test_gradients_are_clipped_by_their_norm(clip):
+    given = {"epochs": 1, "optimizer": "sgd", "learning_rate": 1.0, "momentum": 0.0}
+    moved = {}
+    for limit in (clip, None):
+        trainer = tiny_trainer(**given, clip=limit, method="standard", select="last")
+        before = nn.utils.parameters_to_vector(trainer.module.parameters()).detach().clone()
+        trainer.run(tiny(1), None)
+        after = nn.utils.parameters_to_vector(trainer.module.parameters()).detach()
+        moved[limit] = after - before
+    assert moved[None].norm() > 2 * clip
+    assert moved[clip].norm() == pytest.approx(clip, rel=1e-3)
+    directions = [F.normalize(moved[limit], dim=0) for limit in (clip, None)]
+    torch.testing.assert_close(*directions, rtol=1e-2, atol=1e-4)
+
+
+def test_optimizers_take_their_settings():
+    module = nn.Linear(2, 2)
+    kinds = {"adam": "Adam", "adamw": "AdamW", "radam": "RAdam", "sgd": "SGD"}
+    for name, kind in kinds.items():
+        settings = Settings(optimizer=name, learning_rate=0.3, weight_decay=0.01, momentum=0.7)
+        optimizer = make_optimizer(module, settings)
+        assert type(optimizer).__name__ == kind
+        assert optimizer.defaults["lr"] == 0.3 and optimizer.defaults["weight_decay"] == 0.01
+        if name == "sgd":
+            assert optimizer.defaults["momentum"] == 0.7
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == 2
+
+
+def test_initialization_follows_the_setting():
+    for kind, changed in (("shi", True), ("default", False)):
+        module = build(width=8)
+        before = copy.deepcopy(module.state_dict())
+        after = make(module, initialization=kind).module.state_dict()
+        moved = {k for k, v in after.items() if not torch.equal(v, before[k])}
+        assert moved == ({"0.weight", "3.weight"} if changed else set())
+        if changed:
+            assert after["3.weight"].std() == pytest.approx(math.sqrt(2 * math.pi) / 128, rel=0.1)
+
+
+def test_regularizers_belong_to_methods_with_bounds(digits):
+    weights = {}
+    for method in ("pgd", "ibp"):
+        for weight in (0.0, 0.5):
+            given = {"initialization": "default", "annealing_epochs": 1, "select": "last"}
+            options = {"pgd.steps": 1} if method == "pgd" else {}
+            trainer = make(method=method, regularizer_weight=weight, **given, **options)
+            train(trainer, digits[0])
+            weights[method, weight] = flat(trainer.module.state_dict())
+    assert weights["pgd", 0.0] == weights["pgd", 0.5]
+    assert weights["ibp", 0.0] != weights["ibp", 0.5]
+
+
+def test_precise_statistics_at_the_end_of_each_epoch():
+    batches = [reference.batch(size, seed=size) for size in (5, 6, 7)]
+    settings = Settings.parse({"epochs": 1, "precise_bn": True, "select": "last", "eps": 0.01})
+    settings = settings.resolve(normalize=False, network={})
+    trainer = Trainer(reference.norm_net(), reference.SHAPE, settings, IBP(), CPU)
+    trainer.run(batches, None)
+    models = [reference.Reference(trainer.module, x) for x, _ in batches]
+    for layer in models[0].statistics:
+        means = [m.statistics[layer][0] for m in models]
+        counts = [m.counts[layer] for m in models]
+        variances = [
+            m.statistics[layer][1] * n / (n - 1) for m, n in zip(models, counts, strict=True)
+        ]
+        torch.testing.assert_close(layer.running_mean, torch.stack(means).mean(0))
+        torch.testing.assert_close(layer.running_var, torch.stack(variances).mean(0))
+
+
+# --- evaluation -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [Standard(), PGD(steps=3), IBP()])
+def test_evaluate_counts_samples(method):
+    net = reference.norm_net()
+    x, y = reference.batch(40)
+    net(x)
+    net.eval()
+    y = torch.where(torch.arange(40) % 3 == 0, y, net(x).argmax(1))
+    graph = tightrope.trace(net, reference.SHAPE)
+    torch.manual_seed(0)
+    whole = evaluate(graph, method, [(x, y)], 0.01)
+    torch.manual_seed(0)
+    parts = evaluate(graph, method, [(x[:7], y[:7]), (x[7:], y[7:])], 0.01)
+    right = (net(x).argmax(1) == y).double().mean().item()
+    assert whole[0] == parts[0] == right
+    if isinstance(method, Standard):
+        assert whole[1] is parts[1] is None
+    else:
+        assert 0 < parts[1] < right
+        assert evaluate(graph, method, [(x, y)], 0.0)[1] == right
+    if isinstance(method, IBP):
+        assert whole == parts
+
+
+# --- randomness -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["pgd", "ibp"])
+def test_training_leaves_the_callers_randomness_alone(method, digits):
+    trainer = make(method=method, select="last")
+    torch.manual_seed(77)
+    random.seed(77)
+    np.random.seed(77)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    train(trainer, *digits)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.get_state()[1].tolist() == before[2]
+
+
+def test_the_whole_command_leaves_the_callers_randomness_alone(tmp_path):
+    torch.manual_seed(78)
+    before = torch.get_rng_state()
+    options = {"train_samples": 64, "validation": 16, "width": 1, "epochs": 1, "batch_size": 16}
+    runs = []
+    for name in ("a", "b"):
+        runs.append(tightrope.train(out=tmp_path / name, eps=0.01, **options))
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(79)  # another state of the caller's must not change the run
+        before = torch.get_rng_state()
+    assert runs[0].weights.read_bytes() == runs[1].weights.read_bytes()
+    other = tightrope.train(out=tmp_path / "c", eps=0.01, seed=1, **options)
+    assert other.weights.read_bytes() != runs[0].weights.read_bytes()
+
+
+def test_epochs_differ_from_each_other_and_with_the_seed(digits):
+    orders = {}
+    for seed in (0, 0, 1):
+        seen = []
+
+        class Watch:
+            def __len__(self):
+                return len(digits[0])
+
+            def __iter__(self):
+                for x, y in digits[0]:
+                    seen.append(y.tolist())  # noqa: B023
+                    yield x, y
+
+        train(make(method="standard", seed=seed, select="last"), Watch())
+        orders.setdefault(seed, []).append(seen)
+    assert orders[0][0] == orders[0][1] != orders[1][0]
+    assert orders[0][0][:8] != orders[0][0][8:]
+
+
+# --- resuming ---------------------------------------------------------------------------------
+
+RESUMED = [
+    {"method": "ibp", "annealing_epochs": 2},
+    {"method": "ibp", "annealing_epochs": 2, "accumulate": 2, "optimizer": "sgd"},
+    {"method": "ibp", "precise_bn": True, "warmup_epochs": 1, "annealing_epochs": 1, "l1": 1e-4},
+    {"method": "pgd", "pgd.steps": 2},
+    {"method": "pgd", "pgd.steps": 2, "accumulate": 2, "optimizer": "radam"},
+    {"method": "standard", "optimizer": "adamw", "decay_epochs": "1,2"},
+]
+
+
+@pytest.mark.parametrize("given", RESUMED, ids=lambda g: "-".join(map(str, g.values())))
+def test_resuming_changes_nothing(given, digits, tmp_path):
+    given = {"epochs": 3, "eps": 0.05, "learning_rate": 3e-3, **given}
+    whole = make(**given)
+    expected, chosen = train(whole, *digits)
+
+    class Stop(Exception):
+        pass
+
+    class Watch:
+        """Stops the training in the middle of the second epoch."""
+
+        def step(self, epoch, iteration, result, radius):
+            if (epoch, iteration) == (1, 2):
+                raise Stop
+
+        def epoch(self, record):
+            pass
+
+    path = tmp_path / "checkpoint.pt"
+    first = make(**given)
+    with pytest.raises(Stop):
+        first.run(
+            *digits, progress=Watch(), on_epoch=lambda t, *_: save_checkpoint(t.checkpoint(), path)
+        )
+    torch.manual_seed(999)
+    resumed = make(build(seed=5), **given)  # other weights, to be replaced
+    resumed.restore(load_checkpoint(path))
+    assert resumed.finished == 1
+    records, selections = train(resumed, *digits)
+    assert records == expected[1:]
+    assert selections == chosen[1:]
+    assert flat(resumed.module.state_dict()) == flat(whole.module.state_dict())
+    assert flat(resumed.optimizer.state_dict()) == flat(whole.optimizer.state_dict())
+    assert (resumed.best, resumed.selected_epoch) == (whole.best, whole.selected_epoch)
+    assert resumed.finished == 3
+
+
+def test_a_finished_training_has_nothing_to_do(digits, tmp_path):
+    trainer = make(method="standard")
+    train(trainer, *digits)
+    save_checkpoint(trainer.checkpoint(), tmp_path / "c.pt")
+    again = make(method="standard")
+    again.restore(load_checkpoint(tmp_path / "c.pt"))
+    assert train(again, *digits) == ([], [])
+    assert flat(again.module.state_dict()) == flat(trainer.module.state_dict())
+
+
+@pytest.mark.parametrize("other", [{"width": 3}, {"batch_norm": False}])
+def test_checkpoints_of_other_networks_are_refused(other, digits, tmp_path):
+    trainer = make(method="standard", epochs=1, select="last")
+    train(trainer, digits[0])
+    save_checkpoint(trainer.checkpoint(), tmp_path / "c.pt")
+    with pytest.raises((ValueError, RuntimeError)):
+        make(build(**other)).restore(load_checkpoint(tmp_path / "c.pt"))
+
+
+# --- selection --------------------------------------------------------------------------------
+
+
+def select(monkeypatch, scores, **given):
+    """Train with prescribed (natural, robust) accuracies; return selections and radii."""
+    plan, radii = iter(scores), []
+
+    def scripted(graph, objective, batches, radius):
+        radii.append(radius)
+        return next(plan)
+
+    monkeypatch.setattr(trainer_module, "evaluate", scripted)
+    trainer = tiny_trainer(epochs=len(scores), **given)
+    _, selections = train(trainer, tiny(), tiny(1))
+    return trainer, selections, radii
+
+
+def robust(*values):
+    return [(0.5, value) for value in values]
+
+
+def test_best_is_chosen_at_the_full_radius_only(monkeypatch):
+    scores = robust(0.9, 1.0, 0.3, 0.5, 0.4, 0.6, 0.2)
+    trainer, selections, radii = select(monkeypatch, scores, annealing_epochs=2, eps=0.1)
+    assert radii[0] < radii[1] < 0.1 and radii[2:] == [0.1] * 5
+    # Until the full radius is reached, the latest weights are the ones to keep.
+    assert selections == [True, True, True, True, False, True, False]
+    assert (trainer.selected_epoch, trainer.best) == (5, 0.6)
+
+
+def test_ties_keep_the_earlier_epoch(monkeypatch):
+    given = {"annealing_epochs": 0, "eps": 0.1}
+    trainer, selections, _ = select(monkeypatch, robust(0.4, 0.4, 0.7, 0.7, 0.4), **given)
+    assert selections == [True, False, True, False, False]
+    assert trainer.selected_epoch == 2
+
+
+def test_zero_at_the_full_radius_beats_anything_before_it(monkeypatch):
+    trainer, selections, _ = select(
+        monkeypatch, robust(0.9, 0.0, 0.0, 0.1), annealing_epochs=1, eps=0.1
+    )
+    assert selections == [True, True, False, True]
+    assert trainer.selected_epoch == 3
+
+
+def test_natural_accuracy_does_not_decide(monkeypatch):
+    scores = [(0.2, 0.5), (0.9, 0.4), (0.1, 0.6)]
+    _, selections, _ = select(monkeypatch, scores, annealing_epochs=0)
+    assert selections == [True, False, True]
+
+
+def test_natural_accuracy_decides_where_nothing_is_robust(monkeypatch):
+    scores = [(0.2, None), (0.9, None), (0.9, None), (0.5, None)]
+    trainer, selections, _ = select(monkeypatch, scores, method="standard")
+    assert selections == [True, True, False, False]
+    assert trainer.best == 0.9
+
+
+def test_last_keeps_the_last(monkeypatch):
+    scores = robust(0.9, 0.5, 0.1)
+    trainer, selections, _ = select(monkeypatch, scores, annealing_epochs=0, select="last")
+    assert selections == [True, True, True]
+    assert trainer.selected_epoch == 2
+
+
+def test_selection_on_the_test_set_follows_the_same_rule(monkeypatch):
+    scores = robust(0.9, 0.5, 0.6)
+    _, selections, _ = select(monkeypatch, scores, annealing_epochs=1, select="test")
+    assert selections == [True, True, True]
+    _, selections, _ = select(monkeypatch, scores, annealing_epochs=0, select="test")
+    assert selections == [True, False, False]
+
+
+def test_a_larger_training_radius_is_not_evaluated(monkeypatch):
+    given = {"annealing_epochs": 4, "annealing": "linear", "eps": 0.1, "train_eps": 0.4}
+    _, selections, radii = select(monkeypatch, robust(0.9, 0.5, 0.4, 0.6, 0.6, 0.5), **given)
+    # Last iterations of the epochs have radii 3/16, 7/16, ... of 0.4: beyond 0.1 from epoch 1 on.
+    assert radii == pytest.approx([0.075, 0.1, 0.1, 0.1, 0.1, 0.1], rel=1e-12)
+    assert selections == [True, True, False, True, False, False]
+
+
+def test_a_smaller_training_radius_still_selects_the_best(monkeypatch):
+    given = {"annealing_epochs": 1, "eps": 0.1, "train_eps": 0.05}
+    trainer, selections, _ = select(monkeypatch, robust(0.9, 0.5, 0.7, 0.6), **given)
+    assert selections == [True, True, True, False]
+    assert trainer.selected_epoch == 2
+
+
+def test_without_validation_the_last_is_kept():
+    trainer = tiny_trainer(epochs=2, select="last", validation=0)
+    records, selections = train(trainer, tiny())
+    assert selections == [True, True]
+    assert not any("validation" in key for record in records for key in record)
