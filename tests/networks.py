@@ -10,7 +10,7 @@ says how far two ways of computing the same value may be apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import torch
 import torch.nn.functional as F
@@ -75,15 +75,16 @@ def networks(
     draw: Draw,
     *,
     containing: type[ops.Op] | None = None,
-    allowed: frozenset[type[ops.Op]] = frozenset(ops.ALL_OPS) - {ops.Input},
+    allowed: Set[type[ops.Op]] = frozenset(ops.ALL_OPS) - {ops.Input},
     classes: int | None = None,
     longest: int = 7,
 ) -> Program:
     """Draw a network in evaluation mode with float64 weights.
 
-    `containing` is an operation that occurs in it for sure, `allowed` all that may occur
-    (reshaping and linear layers always may: they make the others fit). With `classes` the
-    network ends in a linear layer with so many outputs, otherwise in anything of one dimension.
+    `containing` is an operation that occurs in it for sure, `allowed` all that may be asked for.
+    (Reshapes and linear layers always occur: they make the others fit. And some layers are made
+    of two operations: `1 - x` is a scale and a shift.) With `classes` the network ends in a
+    linear layer with so many outputs, otherwise in anything of one dimension.
     """
     kinds = [op for op in _MOVES for _ in range(_WEIGHTS.get(op, 1)) if op in allowed]
     plan = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=longest))
@@ -91,7 +92,8 @@ def networks(
         plan.insert(draw(st.integers(0, len(plan))), containing)
     image = containing in _IMAGE_ONLY or draw(st.booleans())
     sizes = st.tuples(st.integers(1, 3), st.integers(2, 5), st.integers(2, 5))
-    writer = _Writer(draw, draw(sizes) if image else (draw(st.integers(1, 6)),))
+    input_shape = draw(sizes) if image else (draw(st.integers(1, 6)),)
+    writer = _Writer(draw, input_shape, allowed)
     for kind in plan:
         if kind in _IMAGE_ONLY and len(writer.shape) != 3:
             writer.to_image()
@@ -236,8 +238,9 @@ def _generator(draw: Draw) -> torch.Generator:
 class _Writer:
     """A program in the making; moves append to it and read its last value."""
 
-    def __init__(self, draw: Draw, input_shape: Shape) -> None:
+    def __init__(self, draw: Draw, input_shape: Shape, allowed: Set[type[ops.Op]]) -> None:
         self.draw = draw
+        self.allowed = allowed
         self.program = Program(input_shape)
         self.shapes = [input_shape]
         self.generator = _generator(draw)
@@ -305,14 +308,15 @@ class _Writer:
         same = [i for i, shape in enumerate(self.shapes) if shape == self.shape]
         other = self.choose(None, *same)
         if other is None:
-            if len(self.shape) == 3 and self.choose(True, False):
+            conv = ops.Conv2d in self.allowed and len(self.shape) == 3
+            if conv and self.choose(True, False):
                 channels = self.shape[0]
                 layer = nn.Conv2d(channels, channels, 3, padding=1)
             else:
                 layer = nn.Linear(self.shape[-1], self.shape[-1])
             self.fill(layer)
             self.append(layer)
-            if self.choose(True, False):
+            if ops.Relu in self.allowed and self.choose(True, False):
                 self.append(nn.ReLU())
             other = len(self.shapes) - 1
         pair = (last, other)

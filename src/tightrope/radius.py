@@ -14,6 +14,7 @@ Radius = str | float | Fraction
 
 def parse_radius(value: Radius, name: str = "eps") -> Fraction:
     """Read a radius in (0, 1] from `0.1`, `"0.1"` or `"8/255"`."""
+    value = value.strip() if isinstance(value, str) else value
     try:
         # str(0.1) is "0.1": the decimal that was written, not the binary fraction behind it.
         radius = value if isinstance(value, Fraction) else Fraction(str(value).replace(" ", ""))

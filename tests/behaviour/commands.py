@@ -21,10 +21,11 @@ PATIENCE = 120.0
 
 # A network that trains in half a second and has samples of every verdict.
 SMALL = (
-    "--net mlp --method ibp --eps 0.01 --epochs 4 --set width=8 --set depth=1 "
-    "--set batch_norm=false --set train_samples=1024 --set validation=64 --set batch_size=64 "
-    "--set learning_rate=0.01 --set annealing_epochs=1"
-).split()
+    *("--net", "mlp", "--method", "ibp", "--eps", "0.01", "--epochs", "4"),
+    *("--set", "width=8", "--set", "depth=1", "--set", "batch_norm=false"),
+    *("--set", "train_samples=1024", "--set", "validation=64", "--set", "batch_size=64"),
+    *("--set", "learning_rate=0.01", "--set", "annealing_epochs=1"),
+)
 
 
 def environment() -> dict[str, str]:

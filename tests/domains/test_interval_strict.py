@@ -7,6 +7,7 @@ fractions, for random networks and for networks made to lose digits.
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -103,41 +104,32 @@ def test_random_networks_at_length(
 def cancelling(draw: st.DrawFn, dtype: torch.dtype) -> tuple[Graph, Box]:
     """Draw a dense network and a box whose numbers are powers of two of very different size.
 
-    Sums of those lose bits beyond 24 (53) all the time, and their large parts cancel: each
-    layer's rows come in pairs that differ in their small entries only.
+    Sums of those lose bits beyond 24 (53) all the time. Rows come in pairs that are opposite
+    but for small entries, so that the next layer brings large parts to cancel.
     """
     reach = digits(dtype) + 4
-    power = st.integers(-reach, reach).map(lambda k: 2.0**k)
-    signed = st.tuples(power, st.sampled_from([-1, 0, 1, 3])).map(lambda pair: pair[0] * pair[1])
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
 
-    def matrix(height: int, width: int) -> Tensor:
-        rows = draw(st.lists(st.lists(signed, min_size=width, max_size=width), min_size=1))
-        rows = (rows * height)[:height]
-        flip = draw(st.lists(st.booleans(), min_size=height, max_size=height))
-        out = torch.tensor(rows, dtype=dtype) * torch.tensor([[-1.0 if f else 1.0] for f in flip])
-        return (out + matrix_noise(height, width)).to(dtype)
+    def powers(*shape: int) -> Tensor:
+        exponents = torch.randint(-reach, reach + 1, shape, generator=generator)
+        signs = torch.randint(-1, 2, shape, generator=generator)
+        return (signs * 2.0 ** exponents.double()).to(dtype)
 
-    def matrix_noise(height: int, width: int) -> Tensor:
-        generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-        return torch.randn(height, width, generator=generator, dtype=torch.float64).round()
+    def linear(inputs: int, outputs: int) -> nn.Linear:
+        layer = nn.Linear(inputs, outputs).to(dtype)
+        rows, small = powers(outputs, inputs), powers(outputs, inputs).clamp(-1, 1)
+        rows[1::2] = small[1::2] - rows[: 2 * (outputs // 2) : 2]
+        layer.weight, layer.bias = nn.Parameter(rows), nn.Parameter(powers(outputs))
+        return layer
 
-    width = draw(st.integers(1, 4))
-    input_width = width
+    widths = draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
     layers: list[nn.Module] = []
-    for _ in range(draw(st.integers(1, 3))):
-        nxt = draw(st.integers(2, 4))
-        linear = nn.Linear(width, nxt).to(dtype)
-        linear.weight = nn.Parameter(matrix(nxt, width))
-        linear.bias = nn.Parameter(matrix(1, nxt)[0])
-        layers.append(linear)
+    for inputs, outputs in pairwise(widths):
+        layers.append(linear(inputs, outputs))
         layers.append(draw(st.sampled_from([nn.ReLU(), nn.LeakyReLU(0.3), nn.Identity()])))
-        width = nxt
-    last = nn.Linear(width, 3).to(dtype)
-    last.weight = nn.Parameter(matrix(3, width))
-    last.bias = nn.Parameter(matrix(1, 3)[0])
-    graph = trace(nn.Sequential(*layers, last), (input_width,)).detach()
-    corner = matrix(2, input_width)
-    return graph, Box(corner.amin(0, keepdim=True), corner.amax(0, keepdim=True))
+    graph = trace(nn.Sequential(*layers, linear(widths[-1], 3)), (widths[0],)).detach()
+    corners = powers(2, widths[0])
+    return graph, Box(corners.amin(0, keepdim=True), corners.amax(0, keepdim=True))
 
 
 def check_cancelling(dtype: torch.dtype, data: st.DataObject) -> None:

@@ -14,6 +14,8 @@ from tightrope.domains import interval
 from tightrope.domains.relu_box import relu_box
 from tightrope.graph import Graph, trace
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DOUBLE = torch.float64
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from tightrope.errors import UserError
 from tightrope.graph import trace
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 IMAGE = (2, 4, 4)
 
 

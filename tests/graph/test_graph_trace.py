@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from tightrope.errors import UserError
 from tightrope.graph import Graph, evaluate, ops, trace
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
+]
 
 FLAT, SEQUENCE, IMAGE = (6,), (3, 4), (4, 6, 5)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from tightrope.api.evaluation import examine
+from tightrope.api.evaluation import check_attack, examine
+from tightrope.certification.cascade import batch_seed
 from tightrope.certification.properties import Ball
 from tightrope.certification.stages import AttackSettings, Subject, attack_stage
-from tightrope.errors import UserError
 from tightrope.files import write_json
 from tightrope.precision import full_precision
 from tightrope.radius import Radius, format_radius
@@ -51,8 +51,7 @@ def attack(
     ball. `progress(done, total)` is called after each batch.
     """
     run = open_run(run)
-    if steps < 1 or restarts < 1:
-        raise UserError("steps and restarts must be at least 1")
+    check_attack(steps, restarts, seed)
     examination = examine(run, eps, samples, start, device)
     subject = Subject(examination.module, examination.input_shape)
     settings = AttackSettings(steps, restarts)
@@ -61,8 +60,8 @@ def attack(
     with torch.random.fork_rng(), full_precision():
         for first in range(0, total, BATCH):
             indices, x, labels = examination.batch(first, first + BATCH)
-            torch.manual_seed(seed * 1_000_003 + int(indices[0]))
-            right = (subject.outputs(x).argmax(1) == labels).nonzero()[:, 0]
+            torch.manual_seed(batch_seed(seed, int(indices[0])))
+            right = (subject.predict(x) == labels).nonzero()[:, 0]
             natural += len(right)
             if len(right):
                 ball = Ball(x[right], examination.eps)

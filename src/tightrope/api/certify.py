@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tightrope.api.evaluation import Examination, examine
+from tightrope.api.evaluation import Examination, check_attack, examine
 from tightrope.certification.cascade import decide
 from tightrope.certification.journal import Journal, Record
 from tightrope.certification.stages import STAGES, AttackSettings, Subject, make_stages
@@ -51,8 +51,7 @@ def certify(
             raise unknown_name("stage", name, STAGES)
     if not stages or len(set(stages)) < len(stages):
         raise UserError(f"stages must be different names out of: {', '.join(STAGES)}")
-    if steps < 1 or restarts < 1:
-        raise UserError("steps and restarts must be at least 1")
+    check_attack(steps, restarts, seed)
     examination = examine(run, eps, samples, start, device)
     settings = {
         "eps": format_radius(examination.eps),
@@ -66,7 +65,7 @@ def certify(
     }
     if force:
         run.clear_certification()
-    records = _earlier_records(run, settings)
+    records = _earlier_records(run, settings, examination.indices.tolist())
     # Written before the first sample, so that a journal always has its settings beside it.
     write_json(
         run.certification, summarize(records.values(), len(examination.indices), settings).to_json()
@@ -74,18 +73,22 @@ def certify(
     return _Session(run, examination, settings, records).run_batches(progress)
 
 
-def _earlier_records(run: Run, settings: dict[str, Any]) -> dict[int, Record]:
-    records = Journal(run.journal).read()
-    if not records:
+def _earlier_records(
+    run: Run, settings: dict[str, Any], indices: Sequence[int]
+) -> dict[int, Record]:
+    if not run.journal.exists() or not run.journal.stat().st_size:
         return {}
-    before = read_json(run.certification, "the summary of the certification").get("settings", {})
+    summary = read_json(run.certification, "the summary of the certification")
+    before = summary.get("settings") if isinstance(summary, dict) else None
+    if not isinstance(before, dict):
+        raise UserError(f"{run.certification} is damaged; start over with --force")
     changed = [name for name in settings if before.get(name) != settings[name]]
     if changed:
         raise UserError(
             f"{run.folder} was certified with other settings ({', '.join(changed)}); "
             "repeat those, or start over with --force"
         )
-    return records
+    return Journal(run.journal).read(set(indices))
 
 
 class _Session:

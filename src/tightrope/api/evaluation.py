@@ -35,6 +35,14 @@ class Examination:
         return indices, data.as_float(images).to(self.device), labels.to(self.device)
 
 
+def check_attack(steps: int, restarts: int, seed: int) -> None:
+    """Refuse attack settings that make no sense."""
+    if steps < 1 or restarts < 1:
+        raise UserError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed must lie in [0, 2^63), got {seed}")
+
+
 def examine(
     run: Run, eps: Radius | None, samples: int | None, start: int, device: str | None
 ) -> Examination:
@@ -62,6 +70,8 @@ def examine(
             f"samples must lie in [1, {available - start}] when starting at {start}, got {samples}"
         )
     target = pick_device(device or settings.device)
+    if target.type == "mps":
+        target = torch.device("cpu")  # proofs need float64, which MPS does not have
     indices = torch.arange(start, start + count)
     return Examination(
         module.to(target), architecture.input_shape, radius, indices, dataset, target

@@ -20,6 +20,11 @@ from tightrope.precision import full_precision
 Keep = Callable[[int, Tensor], str]
 
 
+def batch_seed(seed: int, first_index: int) -> int:
+    """Return the seed of the batch that begins with a sample."""
+    return (seed * 1_000_003 + first_index) % 2**63
+
+
 @dataclass
 class _Batch:
     """The samples of a batch that are still open."""
@@ -68,11 +73,14 @@ def decide(
     gives the same records in the same order.
     """
     with torch.random.fork_rng(), full_precision():
-        torch.manual_seed(seed * 1_000_003 + int(indices[0]))
+        torch.manual_seed(batch_seed(seed, int(indices[0])))
         started = time.perf_counter()
         logits = subject.outputs(x)
         margins = -worst_margin(logits, labels).double()
-        batch = _Batch(indices, Ball(x, eps), labels, logits.argmax(1), margins)
+        predictions = subject.predict(x)
+        wrong = subject.fooled(x, labels, predictions != labels)
+        predictions = torch.where(wrong, predictions, labels)
+        batch = _Batch(indices, Ball(x, eps), labels, predictions, margins)
         batch.times["natural"] = (time.perf_counter() - started) / len(labels)
         yield from _wrong_from_the_start(batch)
         batch.margins = torch.full_like(batch.margins, torch.nan)  # no bound is known yet

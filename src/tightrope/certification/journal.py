@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -45,9 +46,16 @@ class Record:
 
     @classmethod
     def from_line(cls, line: str) -> Record:
-        """Read a journal line."""
+        """Read a journal line; raises ValueError, TypeError or KeyError if it is damaged."""
         values: dict[str, Any] = json.loads(line)
-        return cls(**{**values, "verdict": Verdict(values["verdict"])})
+        record = cls(**{**values, "verdict": Verdict(values["verdict"])})
+        whole = (record.index, record.label, record.prediction)
+        numbers = (record.seconds, *record.times.values(), record.margin or 0.0)
+        if not all(type(n) is int for n in whole) or not all(
+            type(n) in (int, float) for n in numbers
+        ):
+            raise TypeError("a number is expected")
+        return record
 
 
 class Journal:
@@ -57,17 +65,22 @@ class Journal:
         self.path = path
         self._file: BinaryIO | None = None
 
-    def read(self) -> dict[int, Record]:
-        """Return the records so far by index, cutting off a line that a kill left torn."""
+    def read(self, indices: Collection[int]) -> dict[int, Record]:
+        """Return the records so far by index, cutting off a line that a kill left torn.
+
+        Samples other than `indices`, and one sample with two records, mean damage.
+        """
         if not self.path.exists():
             return {}
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        records = {}
+        records: dict[int, Record] = {}
         for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), start=1):
             try:
                 record = Record.from_line(line)
-            except (ValueError, TypeError, KeyError):
+                if record.index not in indices or record.index in records:
+                    raise ValueError("a sample that does not belong here")
+            except (ValueError, TypeError, KeyError, AttributeError):
                 raise UserError(
                     f"{self.path} is damaged at line {number}; start over with --force"
                 ) from None

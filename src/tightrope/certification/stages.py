@@ -46,6 +46,22 @@ class Subject:
         result: Tensor = self.module(x)
         return result
 
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the predicted classes; an output that is not finite is no answer: -1."""
+        logits = self.outputs(x)
+        return torch.where(torch.isfinite(logits).all(1), logits.argmax(1), -1)
+
+    def fooled(self, points: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:
+        """Return which candidates the network misclassifies when it sees them alone.
+
+        In a batch, sums may be taken in another order and tip a margin near zero; a
+        counterexample must hold for whoever feeds it to the network by itself.
+        """
+        confirmed = torch.zeros_like(candidates)
+        for i in candidates.nonzero()[:, 0].tolist():
+            confirmed[i] = self.predict(points[i : i + 1])[0] != labels[i]
+        return confirmed
+
 
 @dataclass(frozen=True)
 class AttackSettings:
@@ -88,8 +104,9 @@ def attack_stage(
     points = strong_attack(
         subject.graph, box, labels, steps=settings.steps, restarts=settings.restarts
     )
+    candidates = (subject.predict(points) != labels) & box.contains(points)
+    falsified = subject.fooled(points, labels, candidates)
     logits = subject.outputs(points)
-    falsified = (logits.argmax(1) != labels) & box.contains(points)
     margin = torch.where(falsified, -worst_margin(logits, labels).double(), torch.nan)
     return Findings(torch.zeros_like(falsified), falsified, margin, points)
 

@@ -12,9 +12,9 @@ from tightrope.certification.properties import Verdict
 
 @dataclass(frozen=True)
 class Certification:
-    """What is known of the samples asked for.
+    """What is known of the samples asked for; `open` ones have no verdict yet.
 
-    `natural`, `adversarial` and `certified` are accuracies over all samples: classified
+    `natural`, `adversarial` and `certified` are accuracies over all decided samples: classified
     correctly; correctly and not refuted; proved. `adversarial` is None when no attack ran.
     """
 
@@ -22,6 +22,7 @@ class Certification:
     verified: int
     falsified: int
     unknown: int
+    open: int
     natural: float
     adversarial: float | None
     certified: float
@@ -46,8 +47,11 @@ def summarize(records: Iterable[Record], samples: int, settings: dict[str, Any])
         verified=counts[Verdict.VERIFIED],
         falsified=counts[Verdict.FALSIFIED],
         unknown=counts[Verdict.UNKNOWN],
+        open=samples - len(known),
         natural=sum(r.correct for r in known) / total,
-        adversarial=1 - counts[Verdict.FALSIFIED] / total if "attack" in stages else None,
+        adversarial=(len(known) - counts[Verdict.FALSIFIED]) / total
+        if "attack" in stages
+        else None,
         certified=counts[Verdict.VERIFIED] / total,
         stages={name: _stage_summary(name, known) for name in stages},
         seconds=sum(r.seconds for r in known),

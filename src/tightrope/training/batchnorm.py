@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tightrope.errors import UserError
 from tightrope.graph import Graph, evaluate, ops
 
 
@@ -79,7 +80,7 @@ def clean_pass(graph: Graph, x: Tensor) -> tuple[Statistics, Tensor | None]:
     if not norms:
         return {}, None
     if len(x) < 2:
-        raise ValueError("BatchNorm needs at least two samples in a training batch")
+        raise UserError("BatchNorm needs at least two samples in a training batch")
     statistics: Statistics = {}
 
     def normalize(op: ops.BatchNorm, value: Tensor) -> Tensor:
@@ -126,9 +127,9 @@ def update_running(
 @torch.no_grad()
 def precise_batchnorm(graph: Graph, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Recompute the running statistics as the average over `batches` at the present weights."""
-    for k, (x, _) in enumerate(batches, start=1):
-        if len(x) > 1:
-            update_running(graph, clean_pass(graph, x)[0], len(x), average=k)
+    usable = (x for x, _ in batches if len(x) > 1)  # one sample has no variance
+    for k, x in enumerate(usable, start=1):
+        update_running(graph, clean_pass(graph, x)[0], len(x), average=k)
 
 
 class _NormalizeBatch(torch.autograd.Function):

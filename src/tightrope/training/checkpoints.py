@@ -7,6 +7,7 @@ so the number of finished epochs is all of the random state there is to keep.
 from __future__ import annotations
 
 import io
+import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint without executing anything in it."""
     try:
+        with zipfile.ZipFile(path) as archive:  # torch itself does not look at the checksums
+            if archive.testzip() is not None:
+                raise UserError(f"{path} is damaged; train again with --force")
         content = torch.load(path, map_location="cpu", weights_only=True)
         if content.pop("format") != FORMAT:
             raise UserError(f"{path} was written by another version of Tightrope")

@@ -13,16 +13,23 @@ Parser = Callable[[Any], Any]
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def whole(minimum: int) -> Parser:
-    """Return a parser of whole numbers from `minimum` on."""
+def whole(minimum: int | None = None, maximum: int | None = None) -> Parser:
+    """Return a parser of whole numbers within limits."""
 
     def parse(value: Any) -> int:
         try:
             number = int(str(value)) if not isinstance(value, bool) else None
         except ValueError:
             number = None
-        if number is None or number < minimum:
-            raise UserError(f"a whole number from {minimum} on")
+        low = minimum is not None and number is not None and number < minimum
+        high = maximum is not None and number is not None and number > maximum
+        if number is None or low or high:
+            limits = "" if minimum is None else f" from {minimum} on"
+            raise UserError(
+                f"a whole number{limits}"
+                if maximum is None
+                else f"a whole number from {minimum} to {maximum}"
+            )
         return number
 
     return parse
@@ -39,7 +46,8 @@ def number(
         except (TypeError, ValueError):
             result = math.nan
         below = result <= minimum if strict else result < minimum
-        if math.isnan(result) or below or result > maximum:
+        endless = math.isinf(result) and minimum > -math.inf
+        if math.isnan(result) or endless or below or result > maximum:
             limits = f"above {minimum:g}" if strict else f"of at least {minimum:g}"
             limits += f" and at most {maximum:g}" if maximum < math.inf else ""
             raise UserError("a number" + (f" {limits}" if minimum > -math.inf else ""))
@@ -88,7 +96,8 @@ def increasing(value: Any) -> tuple[int, ...]:
 def part_of_data(value: Any) -> float | int:
     """Read a fraction (0.1) or a count (5000) of samples."""
     if isinstance(value, str):
-        value = int(value) if value.strip().isdigit() else number(0.0, maximum=1.0)(value)
+        plain = value.strip().isascii() and value.strip().isdigit()
+        value = int(value) if plain else number(0.0, maximum=1.0)(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise UserError("a fraction such as 0.1 or a count such as 5000")
     if isinstance(value, float) and value >= 1:
@@ -111,7 +120,7 @@ def like_default(default: Any, kind: str) -> Parser:
     if kind.startswith("bool"):
         base = flag
     elif kind.startswith("int"):
-        base = whole(-(10**9))
+        base = whole()
     elif kind.startswith("float"):
         base = number()
     else:

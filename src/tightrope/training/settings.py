@@ -88,7 +88,7 @@ class Settings:
     select: str = _setting(
         "best", parsing.choice("best", "last", "test"), "which epoch's weights to keep"
     )
-    seed: int = _setting(0, parsing.whole(0), "seed of everything random")
+    seed: int = _setting(0, parsing.whole(0, 2**63 - 1), "seed of everything random")
     device: str = _setting("auto", parsing.text, "cpu, cuda, cuda:1, mps or auto")
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -97,6 +97,8 @@ class Settings:
         """Make settings from text or typed values; `method.option` names the method's own."""
         parsers = {f.name: f.metadata["parse"] for f in _fields()}
         method = given.get("method", "ibp")
+        if not isinstance(method, str):
+            raise UserError(f"method must be a name, got {method!r}")
         options = {f"{method}.{name}": f for name, f in method_options(method).items()}
         values: dict[str, Any] = {}
         chosen: dict[str, Any] = {}
@@ -105,7 +107,8 @@ class Settings:
                 values[name] = _parse_one(name, parsers[name], value)
             elif name in options:
                 option = options[name]
-                parser = parsing.like_default(option.default, str(option.type))
+                kind = option.type if isinstance(option.type, str) else _type_name(option.type)
+                parser = parsing.like_default(option.default, kind)
                 chosen[option.name] = _parse_one(name, parser, value)
             else:
                 raise _unknown_setting(name, method, [*parsers, *options])
@@ -164,7 +167,12 @@ class Settings:
                 value = "none"  # TOML has no null, and leaving it out would mean the default
             if value is not None:
                 table[f.name] = list(value) if isinstance(value, tuple) else value
-        options = {k: v for k, v in self.options.items() if v is not None}
+        defaults = {name: f.default for name, f in method_options(self.method).items()}
+        options = {
+            name: "none" if value is None else value
+            for name, value in self.options.items()
+            if value is not None or defaults[name] is not None
+        }
         return {**table, self.method: options} if options else table
 
     def to_toml(self) -> str:
@@ -174,6 +182,10 @@ class Settings:
 
 def _fields() -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(Settings) if f.name != "options"]
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def _parse_one(name: str, parser: Parser, value: Any) -> Any:

@@ -63,6 +63,7 @@ class Step:
         self, model: FixedModel, y: Tensor, radius: float, weight: float, *, share: float
     ) -> StepResult:
         input_position, relu_inputs = watched_positions(model.graph)
+        weight = weight if relu_inputs else 0.0
         if weight:
             model.watched = (input_position, *relu_inputs)
         if radius == 0:
@@ -134,7 +135,7 @@ def _send_back(
     seen = [t.grad for pair in leaves.values() for t in pair]
     if logits is not None and output is not None:
         live, seen = [*live, logits], [*seen, output.grad]
-    pairs = [(t, g) for t, g in zip(live, seen, strict=True) if g is not None]
+    pairs = [(t, g) for t, g in zip(live, seen, strict=True) if g is not None and t.requires_grad]
     if pairs:
         tensors, gradients = zip(*pairs, strict=True)
         torch.autograd.backward(tensors, gradients)

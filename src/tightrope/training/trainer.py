@@ -175,7 +175,9 @@ class Trainer:
             robust = record["validation_robust"]
             score = record["validation_natural"] if robust is None else robust
             # Accuracies below the full radius do not compare with those at it.
-            full = record["validation_radius"] >= float(self.settings.eps) or robust is None
+            assert self.settings.train_eps is not None
+            reachable = float(min(self.settings.eps, self.settings.train_eps))
+            full = record["validation_radius"] >= reachable or robust is None
             score = score if full else -1.0
             selected = score > self.best or (self.best < 0 and score < 0)
             self.best = max(self.best, score)
