@@ -5,18 +5,37 @@
     run = tr.train(data="mnist", net="cnn3", method=tr.IBP(), eps=0.1, out="runs/a")
     print(tr.certify(run, samples=1000))
 
-Every command of the command line has a function of the same name here.
+Every command of the command line has a function of the same name here. Names are imported when
+they are first used, so that the command line starts at once.
 """
 
-from tightrope.api import AttackResult, attack, certify, export, train
-from tightrope.attacks import pgd
-from tightrope.box import Box
-from tightrope.certification import Certification, Verdict
-from tightrope.errors import UserError
-from tightrope.graph import Graph, trace
-from tightrope.runs import Run
-from tightrope.training.objectives import IBP, PGD, Loss, Objective, Standard
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tightrope.version import __version__
+
+if TYPE_CHECKING:
+    from tightrope.api import AttackResult, attack, certify, export, train
+    from tightrope.attacks import pgd
+    from tightrope.box import Box
+    from tightrope.certification import Certification, Verdict
+    from tightrope.errors import UserError
+    from tightrope.graph import Graph, trace
+    from tightrope.runs import Run
+    from tightrope.training.objectives import IBP, PGD, Loss, Objective, Standard
+
+_HOMES = {
+    "tightrope.api": ("AttackResult", "attack", "certify", "export", "train"),
+    "tightrope.attacks": ("pgd",),
+    "tightrope.box": ("Box",),
+    "tightrope.certification": ("Certification", "Verdict"),
+    "tightrope.errors": ("UserError",),
+    "tightrope.graph": ("Graph", "trace"),
+    "tightrope.runs": ("Run",),
+    "tightrope.training.objectives": ("IBP", "PGD", "Loss", "Objective", "Standard"),
+}
 
 __all__ = [
     "IBP",
@@ -39,3 +58,14 @@ __all__ = [
     "trace",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'tightrope' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

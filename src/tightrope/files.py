@@ -28,6 +28,24 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of `write_atomically` whose process was killed."""
+    for path in folder.glob(".*.tmp"):
+        process = path.name.split(".")[-2]
+        if process.isdigit() and not _alive(int(process)):
+            path.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it exists but is somebody else's
+        return True
+    return process != os.getpid()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

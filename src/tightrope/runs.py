@@ -12,7 +12,7 @@ from torch import nn
 
 from tightrope import nets
 from tightrope.errors import UserError
-from tightrope.files import write_text
+from tightrope.files import remove_leftovers, write_text
 from tightrope.training.settings import Settings, read_toml
 
 
@@ -103,6 +103,11 @@ class Run:
             raise UserError(f"{self.folder} is not a folder; give the --out of a training run")
         if not self.config.exists():
             raise UserError(f"{self.folder} is not a run folder: it has no config.toml")
+
+    def tidy(self) -> None:
+        """Remove what a killed process left half-written."""
+        for folder in (self.folder, self.counterexamples):
+            remove_leftovers(folder)
 
     def clear(self) -> None:
         """Remove the files of an earlier run, and nothing else, from the folder."""

@@ -4,15 +4,16 @@ Importing torch takes seconds. This script imports everything once and then, for
 on its standard input, forks a child that becomes the command: its own process, descriptors,
 working directory and exit code. `commands.py` is its other end.
 
-A request is one line of JSON: `arguments`, `stdout`, `stderr` (files), `cwd`, and optionally
-`file_limit` (RLIMIT_FSIZE in bytes), `kill_at` (SIGKILL before the n-th change of a file) and
-`events` (a file to list those changes in). The answers are two lines: the child's process id,
-then its exit code, negative for a signal.
+A request is one line of JSON: `arguments`, `cwd`, and optionally `file_limit` (RLIMIT_FSIZE in
+bytes), `kill_at` (SIGKILL before the n-th change of a file below `cwd`) and `events` (a file to
+list those changes in). The answers are two lines: the child's process id, then `code` (negative
+for a signal), `out` and `err` as JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
@@ -57,15 +58,29 @@ def watch_files(folder: str, kill_at: int | None, events: str | None) -> None:
     sys.addaudithook(hook)
 
 
-def become_command(request: dict[str, Any]) -> None:
+class Capture:
+    """A pipe that is large enough to be read when the child is gone.
+
+    Files would not do: a limit on the size of files would hold for them, too.
+    """
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, 2**20)
+
+    def read(self) -> str:
+        """Return everything, in the parent."""
+        os.close(self.writer)
+        with os.fdopen(self.reader, "rb") as file:
+            return file.read().decode()
+
+
+def become_command(request: dict[str, Any], out: Capture, err: Capture) -> None:
     """Turn the forked child into the command and never return."""
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, descriptor)
-        os.close(file)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(out.writer, 1)
+    os.dup2(err.writer, 2)
     os.chdir(request["cwd"])
-    os.environ.update(request.get("environment") or {})
     sys.argv = ["tightrope", *request["arguments"]]
     code = 70
     try:
@@ -95,12 +110,14 @@ def serve() -> None:
     load_mnist()
     answers.write("ready\n")
     for line in sys.stdin:
+        out, err = Capture(), Capture()
         child = os.fork()
         if child == 0:
-            become_command(json.loads(line))
+            become_command(json.loads(line), out, err)
         answers.write(f"{child}\n")
         _, status = os.waitpid(child, 0)
-        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        code = os.waitstatus_to_exitcode(status)
+        answers.write(json.dumps({"code": code, "out": out.read(), "err": err.read()}) + "\n")
 
 
 if __name__ == "__main__":

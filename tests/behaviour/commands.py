@@ -79,8 +79,7 @@ class Running:
             line = self.commands.read_line(timeout)
             if line is None:
                 return None
-            out, err = (self.commands.scratch / name for name in ("stdout", "stderr"))
-            self._outcome = Outcome(int(line), out.read_text(), err.read_text())
+            self._outcome = Outcome(**json.loads(line))
         return self._outcome
 
 
@@ -106,15 +105,11 @@ class Commands:
         file_limit: int | None = None,
         kill_at: int | None = None,
         events: Path | None = None,
-        variables: dict[str, str] | None = None,
     ) -> Running:
         """Start a command; file changes are counted in `cwd` and below."""
         request = {
             "arguments": [str(argument) for argument in arguments],
-            "stdout": str(self.scratch / "stdout"),
-            "stderr": str(self.scratch / "stderr"),
             "cwd": str(cwd or self.scratch),
-            "environment": variables,
             "file_limit": file_limit,
             "kill_at": kill_at,
             "events": None if events is None else str(events),

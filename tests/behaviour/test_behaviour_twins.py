@@ -7,11 +7,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
-from commands import Commands, json_lines
+from commands import Commands, json_lines, temporary_files
 
 import tightrope as tr
+from tightrope import nets
+from tightrope.data.mnist import load_mnist
 from tightrope.training.settings import flatten
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # as in the commands
@@ -78,10 +82,21 @@ def test_certify(commands: Commands, run: Path, finished_run: Path, tmp_path: Pa
 
 
 def test_export(commands: Commands, run: Path, tmp_path: Path) -> None:
-    outcome = commands.run("export", run, "--onnx", tmp_path / "a.onnx", "--json")
-    difference = tr.export(run, tmp_path / "b.onnx")
-    assert difference == outcome.json["largest_difference"]
-    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    path = tmp_path / "deep" / "net.onnx"
+    outcome = commands.run("export", run, "--onnx", path, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.json["onnx"] == str(path)
+    assert 0 <= outcome.json["largest_difference"] < 1e-4
+    module, _ = nets.load(run)
+    x = load_mnist().x_test[:7].float() / 255
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        expected = module(x).numpy()
+    result = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    assert np.allclose(result, expected, atol=1e-4)
+    assert tr.export(run, tmp_path / "twin.onnx") == outcome.json["largest_difference"]
+    assert (tmp_path / "twin.onnx").read_bytes() == path.read_bytes()
+    assert not temporary_files(tmp_path)
 
 
 # Every setting with a value that is not its default.

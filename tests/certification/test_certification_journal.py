@@ -19,7 +19,7 @@ import tightrope as tr
 from tightrope import nets
 from tightrope.runs import Run
 
-certify_module = sys.modules["tightrope.api.certify"]  # not the function of that name
+certify_module = sys.modules["tightrope.api.certifying"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -174,6 +174,7 @@ def test_pgd_steps_relative_to_the_box_and_stays_inside(monkeypatch):
         ({"step_size": 0.0}, "pgd.step_size"),
         ({"step_size": -1.0}, "pgd.step_size"),
         ({"step_size": math.nan}, "pgd.step_size"),
+        ({"step_size": math.inf}, "pgd.step_size"),  # no gradient times infinity is no number
     ],
 )
 def test_pgd_refuses_options_without_meaning(options, name):

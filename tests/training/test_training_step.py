@@ -240,14 +240,14 @@ def test_no_regularizers_after_annealing_or_at_the_target(name, annealing, radiu
 def test_regularizers_of_parts_are_weighted_by_their_size():
     # Ratios over a part differ from those over the batch; their mean is what parts can have.
     net, weight = reference.plain_net(), 0.5
-    x, y = data = reference.batch(24)
+    data = reference.batch(24)
     options = {"data": data, "annealing": True, "regularizer_weight": weight, "accumulate": 2}
     result, found = run(net, IBP(), 0.02, **options)
     _, expected = run(net, IBP(), 0.02, data=data)
     plain, _ = run(net, IBP(), 0.02, data=data)
     total = 0.0
     for half in (slice(0, 12), slice(12, 24)):
-        value, gradients = slow_regularizer(net, x[half], 0.02)
+        value, gradients = slow_regularizer(net, data[0][half], 0.02)
         total += 12 * 0.9 * weight * value
         expected = {k: v + 0.5 * 0.9 * weight * gradients[k] for k, v in expected.items()}
     assert_same(found, expected, 1e-8)

@@ -1,8 +1,8 @@
 """Every command as a Python call."""
 
-from tightrope.api.attack import AttackResult, attack
-from tightrope.api.certify import certify
-from tightrope.api.export import export
-from tightrope.api.train import train
+from tightrope.api.attacking import AttackResult, attack
+from tightrope.api.certifying import certify
+from tightrope.api.exporting import export
+from tightrope.api.training import train
 
 __all__ = ["AttackResult", "attack", "certify", "export", "train"]

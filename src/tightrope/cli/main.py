@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from tightrope.errors import UserError
+from tightrope.errors import UserError, unknown_name
 from tightrope.version import __version__
 
 
@@ -22,8 +22,6 @@ class _Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            from tightrope.errors import unknown_name
-
             raise unknown_name("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
 
@@ -41,6 +39,11 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    sys.exit(_run(arguments))
+
+
+def _add_commands() -> None:
+    # Imported late: this takes seconds, and an interrupt must be caught here, too.
     from tightrope.cli import evaluate, lists, train
 
     for command in (
@@ -54,11 +57,11 @@ def main(arguments: list[str] | None = None) -> None:
         lists.data,
     ):
         cli.add_command(command)
-    sys.exit(_run(arguments))
 
 
 def _run(arguments: list[str] | None) -> int:
     try:
+        _add_commands()
         result = cli.main(arguments, prog_name="tightrope", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:

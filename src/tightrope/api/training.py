@@ -151,6 +151,7 @@ class _Session:
 
     def run_training(self, progress: Progress | None) -> None:
         """Train all epochs that are left."""
+        self.run.tidy()
         size, indices = self.settings.batch_size, self.split.train
         # A last batch of one sample has no BatchNorm statistics; small data is one batch.
         batches = self.data.training_batches(

@@ -65,6 +65,7 @@ def certify(
     }
     if force:
         run.clear_certification()
+    run.tidy()
     records = _earlier_records(run, settings, examination.indices.tolist())
     # Written before the first sample, so that a journal always has its settings beside it.
     write_json(

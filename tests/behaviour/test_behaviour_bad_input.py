@@ -1,0 +1,383 @@
+"""Bad input: one clear line, exit code 2, and nothing made or changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from badfiles import truncate, with_value, write_npz
+from commands import SMALL, Commands, assert_refused, run_script, unchanged
+
+TINY_NET = ("--net", "mlp", "--set", "width=4", "--epochs", "2", "--set", "validation=8")
+
+
+@pytest.fixture
+def place(finished_run: Path, tmp_path: Path) -> Path:
+    """A working directory with a trained run, some data and some other things in it."""
+    folder = tmp_path / "place"
+    folder.mkdir()
+    shutil.copytree(finished_run, folder / "run")
+    (folder / "file").write_text("a file")
+    (folder / "empty").mkdir()
+    (folder / "untrained").mkdir()
+    shutil.copy(finished_run / "config.toml", folder / "untrained" / "config.toml")
+    write_npz(folder / "good.npz")
+    return folder
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+# Arguments of `train`, and what the message says.
+TRAIN = [
+    # names, with the nearest match
+    (["--method", "ipb"], "unknown method 'ipb'; did you mean 'ibp'?"),
+    (["--method", ""], "unknown method ''"),
+    (["--method", "ibp "], "did you mean 'ibp'?"),
+    (["--net", "cnn8"], "did you mean 'cnn7'?"),
+    (["--net", "Mlp"], "did you mean 'mlp'?"),
+    (["--net", "transformer"], "choose one of: cnn3"),
+    (["--data", "mnst"], "unknown data set 'mnst'; did you mean 'mnist'?"),
+    (["--data", "CIFAR-10"], "did you mean 'cifar10'?"),
+    (["--preset", "demmo"], "unknown preset 'demmo'; did you mean 'demo'?"),
+    (["--preset", "paper/tiny-ipb"], "did you mean 'paper/tiny-ibp'?"),
+    (["--set", "batchsize=3"], "unknown setting 'batchsize'; did you mean 'batch_size'?"),
+    (["--set", "lerning_rate=1"], "did you mean 'learning_rate'?"),
+    (["--set", "options=1"], "unknown setting 'options'"),
+    (["--method", "pgd", "--set", "pgd.step=3"], "did you mean 'pgd.steps'?"),
+    (["--set", "pgd.steps=3"], "belongs to method 'pgd'"),
+    (["--set", "ibp.weight=3"], "takes no options"),
+    (["--set", "hidden=3"], "'hidden'"),
+    # names of the function's own arguments, which are no settings
+    (["--set", "out=elsewhere"], "unknown setting 'out'"),
+    (["--set", "resume=true"], "unknown setting 'resume'"),
+    (["--set", "force=true"], "unknown setting 'force'"),
+    (["--set", "preset=demo"], "unknown setting 'preset'"),
+    (["--set", "progress=1"], "unknown setting 'progress'"),
+    # radii
+    (["--eps", "0"], "(0, 1]"),
+    (["--eps", "-0.1"], "(0, 1]"),
+    (["--eps", "1.0001"], "(0, 1]"),
+    (["--eps", "256/255"], "(0, 1]"),
+    (["--eps", "nan"], "eps"),
+    (["--eps", "inf"], "eps"),
+    (["--eps", "1/0"], "eps"),
+    (["--eps", "a lot"], "such as 0.1 or 8/255"),
+    (["--eps", ""], "eps"),
+    (["--eps", "1e-400"], "eps"),
+    (["--eps", "1e-99999999"], "eps"),
+    (["--eps", "1e99999999"], "eps"),
+    (["--set", "train_eps=2"], "train_eps"),
+    (["--set", "train_eps=1e-400"], "train_eps"),
+    # numbers
+    (["--epochs", "0"], "epochs must be a whole number from 1 on"),
+    (["--epochs", "two"], "epochs"),
+    (["--epochs", "2.5"], "epochs"),
+    (["--epochs", "²"], "epochs"),
+    (["--epochs", "9" * 5000], "epochs"),
+    (["--seed", "-1"], "seed"),
+    (["--seed", "x"], "seed"),
+    (["--seed", "1" + "0" * 30], "seed"),
+    (["--seed", str(2**64)], "seed"),
+    (["--set", "batch_size=1"], "batch_size"),
+    (["--set", "batch_size=²"], "batch_size"),
+    (["--set", "learning_rate=0"], "learning_rate"),
+    (["--set", "learning_rate=nan"], "learning_rate"),
+    (["--set", "learning_rate=inf"], "learning_rate"),
+    (["--set", "clip=-1"], "clip"),
+    (["--set", "momentum=2"], "momentum"),
+    (["--set", "validation=1.5"], "validation"),
+    (["--set", "validation=-1"], "validation"),
+    (["--set", "validation=²"], "validation"),
+    (["--set", "validation=1024"], "validation"),
+    (["--set", "validation=0"], "validation"),  # nothing to select the best epoch on
+    (["--set", "train_samples=0"], "train_samples"),
+    (["--set", "train_samples=60001"], "60000"),
+    (["--set", "decay_epochs=2,1"], "decay_epochs"),
+    (["--set", "decay_epochs=a"], "decay_epochs"),
+    (["--set", "annealing_epochs=4"], "annealing_epochs"),
+    (["--set", "annealing=fast"], "annealing must be one of smooth, linear, constant"),
+    (["--set", "optimizer=adem"], "optimizer"),
+    (["--set", "select=worst"], "select"),
+    (["--set", "batch_norm=maybe"], "batch_norm must be true or false"),
+    (["--set", "accumulate=65"], "accumulate"),
+    (["--set", "width=0"], "width"),
+    (["--set", "width=65537"], "65536"),
+    (["--set", "width=1000000000000"], "width"),
+    (["--set", "width"], "KEY=VALUE"),
+    (["--set", "=3"], "KEY=VALUE"),
+    (["--method", "pgd", "--set", "pgd.steps=0"], "pgd.steps"),
+    (["--method", "pgd", "--set", "pgd.steps=many"], "pgd.steps"),
+    (["--method", "pgd", "--set", "pgd.step_size=-1"], "pgd.step_size"),
+    # devices
+    (["--device", "abacus"], "device 'abacus'"),
+    (["--device", "cuda:99"], "device 'cuda:99'"),
+    (["--device", "meta"], "device 'meta'"),
+    (["--device", ""], "device"),
+    # data
+    (["--data", "missing.npz"], "missing.npz does not exist"),
+    (["--data", "file"], "file"),
+    (["--data", "empty"], "train is missing"),
+    (["--data", ""], "data"),
+    (["--data", "cifar10", "--data-dir", "empty"], "tightrope data fetch cifar10"),
+    (["--data", "tinyimagenet", "--data-dir", "empty"], "tightrope data fetch tinyimagenet"),
+    (["--data", "good.npz", "--net", "cnn3"], "(channels, height, width)"),
+    # options
+    (["--resume", "--force"], "--resume"),
+    (["--epochs"], "--epochs"),
+    (["--epoch", "3"], "--epochs"),
+    (["extra"], "extra"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fragment"), TRAIN)
+def test_train(commands: Commands, place: Path, arguments: list[str], fragment: str) -> None:
+    with unchanged(place):
+        outcome = commands.run("train", "--out", "new", *SMALL, *arguments, cwd=place, timeout=5)
+        assert_refused(outcome, fragment)
+
+
+# Complete arguments, and what the message says.
+OTHERS = [
+    (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+    (["--jsn"], "--jsn"),
+    (["data", "lst"], "list"),
+    (["data", "fetch"], "NAME"),
+    (["data", "fetch", "cifar"], "did you mean 'cifar10'?"),
+    (["nets", "extra"], "extra"),
+    # the run folder
+    (["train"], "--out"),
+    (["train", "--out", "file", *SMALL], "file is a file"),
+    (["train", "--out", "file/run", *SMALL], "file/run"),
+    (["train", "--out", "a" * 300, *SMALL], "too long"),
+    (["train", "--out", "", *SMALL], "--out"),
+    (["train", "--out", "run", *SMALL], "--resume"),
+    (["train", "--out", "run"], "--force"),
+    (["train", "--out", "run", "--resume", "--net", "cnn3"], "other settings (net"),
+    (["train", "--out", "run", "--resume", "--epochs", "9"], "other settings (epochs)"),
+    (["train", "--out", "run", "--resume", "--eps", "0.2"], "other settings (eps"),
+    (["train", "--out", "run", "--resume", "--method", "ipb"], "did you mean 'ibp'?"),
+    (["train", "--out", "run", "--resume", "--method", "pgd"], "method"),
+    (["train", "--out", "run", "--resume", "--set", "foo=1"], "unknown setting 'foo'"),
+    (["train", "--out", "run", "--force", "--net", "cnn8"], "did you mean 'cnn7'?"),
+    (["train", "--out", "run", "--force", "--data", "missing.npz"], "does not exist"),
+]
+for command, rest in (("attack", []), ("certify", []), ("export", ["--onnx", "new.onnx"])):
+    OTHERS += [
+        ([command, "missing", *rest], "missing is not a folder"),
+        ([command, "file", *rest], "file is not a folder"),
+        ([command, "empty", *rest], "no config.toml"),
+        ([command, "untrained", *rest], "no trained network"),
+        ([command, *rest], "RUN"),
+        ([command, "run", "run", *rest], "run"),
+        ([command, "run", *rest, "--bogus"], "--bogus"),
+    ]
+for command in ("attack", "certify"):
+    OTHERS += [
+        ([command, "run", "--eps", "0"], "(0, 1]"),
+        ([command, "run", "--eps", "1.1"], "(0, 1]"),
+        ([command, "run", "--eps", "8/0"], "eps"),
+        ([command, "run", "--samples", "0"], "samples"),
+        ([command, "run", "--samples", "10001"], "[1, 10000]"),
+        ([command, "run", "--samples", "x"], "--samples"),
+        ([command, "run", "--start", "10000"], "start"),
+        ([command, "run", "--start", "-1"], "start"),
+        ([command, "run", "--start", "9999", "--samples", "2"], "[1, 1]"),
+        ([command, "run", "--steps", "0"], "steps"),
+        ([command, "run", "--restarts", "0"], "restarts"),
+        ([command, "run", "--samples", "2", "--seed", "1" + "0" * 30], "seed"),
+        ([command, "run", "--samples", "2", "--seed", "-" + "9" * 30], "seed"),
+        ([command, "run", "--device", "abacus"], "device 'abacus'"),
+    ]
+OTHERS += [
+    (["certify", "run", "--stages", "ibp,atack"], "unknown stage 'atack'; did you mean 'attack'?"),
+    (["certify", "run", "--stages", "ibp,ibp"], "stages"),
+    (["certify", "run", "--stages", ""], "stage"),
+    (["certify", "run", "--stages", ","], "stage"),
+    (["export", "run"], "--onnx"),
+    (["export", "run", "--onnx", ""], "onnx"),
+    (["export", "run", "--onnx", "/"], "/"),
+    (["export", "run", "--onnx", "empty"], "empty"),
+    (["export", "run", "--onnx", "file/net.onnx"], "file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fragment"), OTHERS)
+def test_other_commands(
+    commands: Commands, place: Path, arguments: list[str], fragment: str
+) -> None:
+    with unchanged(place):
+        assert_refused(commands.run(*arguments, cwd=place, timeout=20), fragment)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--out", "new", "--net", "cnn8"],
+        ["certify", "run", "--eps", "2"],
+        ["attack", "missing"],
+        ["export", "empty", "--onnx", "new.onnx"],
+    ],
+)
+def test_json_does_not_change_how_errors_look(
+    commands: Commands, place: Path, arguments: list[str]
+) -> None:
+    plain = commands.run(*arguments, cwd=place)
+    with_json = commands.run(*arguments, "--json", cwd=place)
+    assert_refused(with_json)
+    assert with_json == plain
+
+
+def test_the_installed_script_refuses_just_the_same(place: Path) -> None:
+    """One case in a real process, whose import might print something."""
+    with unchanged(place):
+        outcome = run_script("train", "--out", "new", "--net", "cnn8", cwd=place)
+        assert_refused(outcome, "unknown network 'cnn8'; did you mean 'cnn7'?")
+
+
+# --- folders that exist -----------------------------------------------------------------------
+
+
+def test_an_existing_run_is_not_touched(commands: Commands, run: Path) -> None:
+    with unchanged(run):
+        assert_refused(commands.run("train", "--out", run, *SMALL), str(run), "--resume", "--force")
+
+
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "model.safetensors", "checkpoint.pt", "certification.jsonl"]
+)
+def test_a_folder_with_other_things_in_it_is_not_touched(
+    commands: Commands, tmp_path: Path, name: str
+) -> None:
+    """A mistyped --out must not delete somebody's checkpoint.pt."""
+    folder = tmp_path / "precious"
+    folder.mkdir()
+    (folder / name).write_bytes(b"the work of weeks")
+    with unchanged(folder):
+        assert_refused(commands.run("train", "--out", folder, *SMALL), "--force")
+
+
+def test_resume_does_not_delete_files_that_belong_to_no_run(
+    commands: Commands, tmp_path: Path
+) -> None:
+    """Without a config.toml there is nothing to resume, and a checkpoint.pt is somebody else's."""
+    folder = tmp_path / "precious"
+    folder.mkdir()
+    (folder / "checkpoint.pt").write_bytes(b"the work of weeks")
+    with unchanged(folder):
+        assert_refused(commands.run("train", "--out", folder, *SMALL, "--resume"), "checkpoint.pt")
+
+
+def test_an_empty_folder_will_do(commands: Commands, tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    assert commands.run("train", "--out", folder, *SMALL, "--epochs", "2").code == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(commands: Commands, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    outcome = commands.run("train", "--out", tmp_path / "locked" / "run", *SMALL)
+    assert_refused(outcome, "denied", "locked")
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+NAN = float("nan")
+DATA = [
+    ("NaN pixel to train on", {"x_train": with_value((64, 4), NAN)}, "NaN"),
+    ("NaN pixel to test on", {"x_test": with_value((16, 4), NAN)}, "NaN"),
+    ("infinite pixel", {"x_test": with_value((16, 4), float("inf"))}, "infinite"),
+    ("pixel above 1", {"x_train": with_value((64, 4), 1.001)}, "outside [0, 1]"),
+    ("pixels up to 255", {"x_train": with_value((64, 4), 255.0)}, "divide by 255"),
+    ("negative pixel", {"x_train": with_value((64, 4), -0.01)}, "outside [0, 1]"),
+    ("label of no class", {"y_test": np.arange(16) % 3}, "label 2"),
+    ("negative label", {"y_train": np.arange(64) % 2 - 1}, "negative label -1"),
+    ("huge label", {"y_test": np.full(16, 10**12)}, "label 1000000000000"),
+    ("class without a sample", {"y_train": np.arange(64) % 2 * 2}, "label 1"),
+    ("one class only", {"y_train": np.zeros(64, int)}, "at least two"),
+    ("fractional labels", {"y_train": np.linspace(0, 1, 64)}, "integers"),
+    ("too few labels", {"y_train": np.arange(63) % 2}, "64 samples but 63 labels"),
+    ("other shapes to test on", {"x_test": np.zeros((16, 5), np.float32)}, "shape"),
+    ("no test labels", {"y_test": None}, "lacks y_test"),
+    ("no samples", {"x_test": np.zeros((0, 4), np.float32)}, "empty"),
+    ("text", {"x_train": np.full((64, 4), "a")}, "numbers"),
+    ("objects", {"x_train": np.array([{}] * 64)}, "damaged"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragment"), [d[1:] for d in DATA], ids=[d[0].replace(" ", "-") for d in DATA]
+)
+def test_bad_data(
+    commands: Commands, tmp_path: Path, changes: dict[str, np.ndarray], fragment: str
+) -> None:
+    write_npz(tmp_path / "data.npz", **changes)
+    with unchanged(tmp_path):
+        outcome = commands.run(
+            "train", "--out", "run", "--data", "data.npz", *TINY_NET, cwd=tmp_path
+        )
+        assert_refused(outcome, "data.npz", fragment)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99])
+def test_a_truncated_data_file(commands: Commands, tmp_path: Path, share: float) -> None:
+    truncate(write_npz(tmp_path / "data.npz"), share)
+    with unchanged(tmp_path):
+        outcome = commands.run(
+            "train", "--out", "run", "--data", "data.npz", *TINY_NET, cwd=tmp_path
+        )
+        assert_refused(outcome, "data.npz is damaged")
+
+
+def test_a_data_file_with_a_flipped_bit(commands: Commands, tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "data.npz")
+    content = bytearray(path.read_bytes())
+    content[400] ^= 0x10
+    path.write_bytes(content)
+    with unchanged(tmp_path):
+        outcome = commands.run(
+            "train", "--out", "run", "--data", "data.npz", *TINY_NET, cwd=tmp_path
+        )
+        assert_refused(outcome, "data.npz is damaged")
+
+
+@pytest.fixture
+def own_data(commands: Commands, tmp_path: Path) -> Path:
+    """A run trained on the user's own file."""
+    write_npz(tmp_path / "data.npz")
+    outcome = commands.run("train", "--out", "run", "--data", "data.npz", *TINY_NET, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    return tmp_path
+
+
+AFTERWARDS = [
+    ("gone", None, "data.npz does not exist"),
+    ("wider", {"x_train": np.zeros((64, 5)), "x_test": np.zeros((16, 5))}, "another network"),
+    ("more classes", {"y_train": np.arange(64) % 3}, "another network"),
+    ("now with NaN", {"x_test": with_value((16, 4), NAN)}, "NaN"),
+]
+
+
+@pytest.mark.parametrize("command", ["attack", "certify"])
+@pytest.mark.parametrize(
+    ("changes", "fragment"), [a[1:] for a in AFTERWARDS], ids=[a[0] for a in AFTERWARDS]
+)
+def test_data_that_changed_after_training(
+    commands: Commands, own_data: Path, command: str, changes: dict[str, np.ndarray], fragment: str
+) -> None:
+    (own_data / "data.npz").unlink()
+    if changes is not None:
+        write_npz(own_data / "data.npz", **changes)
+    with unchanged(own_data):
+        assert_refused(commands.run(command, "run", "--steps", "2", cwd=own_data), fragment)
+
+
+def test_data_that_got_shorter_after_a_certification(commands: Commands, own_data: Path) -> None:
+    """Ten samples were certified; now there are eight."""
+    assert commands.run("certify", "run", "--steps", "2", cwd=own_data).code == 0
+    write_npz(own_data / "data.npz", x_test=np.zeros((8, 4), np.float32), y_test=np.arange(8) % 2)
+    with unchanged(own_data):
+        assert_refused(commands.run("certify", "run", "--steps", "2", cwd=own_data), "samples")

@@ -1,0 +1,297 @@
+"""Killed at any moment and resumed, a run ends as if nothing had happened.
+
+Once with the real script and random moments, ten kills in a row; once at every single change
+that a command makes to a file.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from commands import (
+    PATIENCE,
+    SCRIPT,
+    SMALL,
+    Commands,
+    Outcome,
+    environment,
+    json_lines,
+    temporary_files,
+)
+
+TIMES = ("seconds", "validation_seconds", "times")
+TRAIN = ("train", "--out", "run", *SMALL, "--epochs", "30", "--set", "decay_epochs=20", "--resume")
+CERTIFY = ("certify", "run", "--samples", "4000", "--eps", "0.03", "--steps", "8")
+CERTIFY = (*CERTIFY, "--restarts", "1")
+
+
+# --- comparing runs -------------------------------------------------------------------------------
+
+
+def assert_equal_tensors(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_equal_tensors(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for first, second in zip(one, other, strict=True):
+            assert_equal_tensors(first, second)
+    else:
+        assert one == other
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def assert_same_training(run: Path, clean: Path) -> None:
+    for name in ("config.toml", "model.safetensors", "model.json"):
+        assert (run / name).read_bytes() == (clean / name).read_bytes(), name
+    histories = [json_lines(f / "history.jsonl", without=TIMES) for f in (run, clean)]
+    assert histories[0] == histories[1]
+    checkpoints = [torch.load(f / "checkpoint.pt", weights_only=True) for f in (run, clean)]
+    assert_equal_tensors(*checkpoints)
+    assert not temporary_files(run)
+    assert names(run) == names(clean)
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
+    return value
+
+
+def assert_same_certification(run: Path, clean: Path) -> None:
+    journals = [json_lines(f / "certification.jsonl", without=TIMES) for f in (run, clean)]
+    assert journals[0] == journals[1]
+    summaries = [json.loads((f / "certification.json").read_text()) for f in (run, clean)]
+    assert timeless(summaries[0]) == timeless(summaries[1])
+    for path in (clean / "counterexamples").iterdir():
+        assert (run / "counterexamples" / path.name).read_bytes() == path.read_bytes()
+    assert not temporary_files(run)
+    assert names(run) == names(clean)
+
+
+# --- ten kills in a row ----------------------------------------------------------------------
+
+
+def content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def wait_for_change(path: Path, before: bytes | None, ended: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while content(path) in (before, b""):
+        assert not ended() and time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+class Killer:
+    """Starts a command again and again and kills it before it is done."""
+
+    def __init__(self, commands: Commands, arguments: tuple[str, ...], cwd: Path, seed: int):
+        self.commands, self.arguments, self.cwd = commands, arguments, cwd
+        self.random = random.Random(seed)
+        self.kills = 0
+
+    def during_import(self) -> None:
+        """Kill the real script in its first second or so."""
+        process = self._real()
+        time.sleep(self.random.uniform(0.05, 1.2))
+        self._kill_real(process)
+
+    def real_after_progress(self, watched: Path) -> None:
+        """Kill the real script soon after it has changed a file."""
+        before = content(watched)
+        process = self._real()
+        wait_for_change(watched, before, lambda: process.poll() is not None)
+        time.sleep(self.random.uniform(0, 0.1))
+        self._kill_real(process)
+
+    def after_progress(self, watched: Path) -> None:
+        """Kill a command, without the import, soon after it has changed a file."""
+        before = content(watched)
+        running = self.commands.start(*self.arguments, cwd=self.cwd)
+        wait_for_change(watched, before, lambda: running.wait(0) is not None)
+        time.sleep(self.random.uniform(0, 0.1))
+        running.kill()
+        self._count(running.wait())
+
+    def during_a_write(self) -> None:
+        """Kill a command, without the import, just before some change of a file."""
+        moment = self.random.randint(1, 12)
+        self._count(self.commands.run(*self.arguments, cwd=self.cwd, kill_at=moment))
+
+    def _real(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [SCRIPT, *self.arguments],
+            cwd=self.cwd,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _kill_real(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        assert process.wait(PATIENCE) == -signal.SIGKILL, "it ended before it was killed"
+        self.kills += 1
+
+    def _count(self, outcome: Outcome | None) -> None:
+        assert outcome is not None
+        assert outcome.code == -signal.SIGKILL, f"not killed: {outcome.err[-500:]}"
+        self.kills += 1
+
+    def ten_times(self, watched: Path) -> None:
+        """Kill ten times in a row, in all of these ways."""
+        self.during_import()
+        self.real_after_progress(watched)
+        self.during_a_write()
+        self.after_progress(watched)
+        self.during_a_write()
+        self.during_import()
+        self.after_progress(watched)
+        self.during_a_write()
+        self.after_progress(watched)
+        self.during_a_write()
+        assert self.kills == 10
+
+
+def test_training_killed_ten_times(commands: Commands, tmp_path: Path) -> None:
+    clean, broken = tmp_path / "clean", tmp_path / "broken"
+    for folder in (clean, broken):
+        folder.mkdir()
+    assert commands.run(*TRAIN, cwd=clean).code == 0
+    Killer(commands, TRAIN, broken, seed=1).ten_times(broken / "run" / "checkpoint.pt")
+    finished = json_lines(broken / "run" / "history.jsonl")
+    assert 4 <= len(finished) < 30
+    outcome = commands.run(*TRAIN, cwd=broken)
+    assert outcome.code == 0, outcome.err
+    assert_same_training(broken / "run", clean / "run")
+
+
+def test_certification_killed_ten_times(commands: Commands, run: Path, tmp_path: Path) -> None:
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    (clean / "run").mkdir()
+    for path in run.iterdir():
+        (clean / "run" / path.name).write_bytes(path.read_bytes())
+    assert commands.run(*CERTIFY, cwd=clean).code == 0
+    Killer(commands, CERTIFY, tmp_path, seed=2).ten_times(run / "certification.jsonl")
+    done = (run / "certification.jsonl").read_text().count("\n")
+    assert 250 < done < 4000
+    outcome = commands.run(*CERTIFY, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert_same_certification(run, clean / "run")
+    summary = json.loads((run / "certification.json").read_text())
+    assert summary["complete"] and summary["samples"] == 4000
+
+
+# --- at every change of a file ---------------------------------------------------------------
+
+
+def events(commands: Commands, arguments: tuple[str, ...], cwd: Path) -> list[str]:
+    """Run a command to its end and return what it did to files."""
+    log = commands.scratch / "events"
+    outcome = commands.run(*arguments, cwd=cwd, events=log)
+    assert outcome.code == 0, outcome.err
+    return log.read_text().splitlines()
+
+
+def killed_everywhere(
+    commands: Commands,
+    arguments: tuple[str, ...],
+    prepare: Callable[[Path], None],
+    check: Callable[[Path], None],
+    tmp_path: Path,
+    count: int,
+) -> None:
+    """Kill a command before each of `count` changes, run it again and check the result.
+
+    All problems are collected, since one cause usually shows at many moments.
+    """
+    problems = []
+    for moment in range(1, count + 1):
+        cwd = tmp_path / f"kill{moment}"
+        cwd.mkdir()
+        prepare(cwd)
+        killed = commands.run(*arguments, cwd=cwd, kill_at=moment)
+        assert killed.code == -signal.SIGKILL
+        again = commands.run(*arguments, cwd=cwd)
+        assert again.code == 0, f"kill {moment}: {again.err}"
+        try:
+            check(cwd / "run")
+        except AssertionError as error:
+            problems.append(f"kill {moment}: {str(error).splitlines()[0]}")
+    assert not problems, "\n".join(problems)
+
+
+SHORT = ("train", "--out", "run", *SMALL, "--epochs", "2", "--set", "train_samples=128", "--resume")
+
+
+def test_training_killed_at_every_change_of_a_file(commands: Commands, tmp_path: Path) -> None:
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    happened = events(commands, SHORT, clean)
+    renamed = [event for event in happened if event.startswith("os.rename")]
+    assert len(renamed) >= 9  # the config, and four files in each of two epochs
+    killed_everywhere(
+        commands,
+        SHORT,
+        lambda cwd: None,
+        lambda run: assert_same_training(run, clean / "run"),
+        tmp_path,
+        len(happened),
+    )
+
+
+def test_certification_killed_at_every_change_of_a_file(
+    commands: Commands, run: Path, tmp_path: Path
+) -> None:
+    arguments = ("certify", "run", "--samples", "40", "--eps", "0.05", "--steps", "8")
+
+    def prepare(cwd: Path) -> None:
+        (cwd / "run").mkdir()
+        for path in run.iterdir():
+            (cwd / "run" / path.name).write_bytes(path.read_bytes())
+
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    prepare(clean)
+    happened = events(commands, arguments, clean)
+    assert 4 <= sum("npy" in event for event in happened) <= 16  # some counterexamples
+    killed_everywhere(
+        commands,
+        arguments,
+        prepare,
+        lambda folder: assert_same_certification(folder, clean / "run"),
+        tmp_path,
+        len(happened),
+    )
+
+
+def test_leftovers_of_killed_writes_are_removed(commands: Commands, run: Path) -> None:
+    """What a kill in the middle of a write leaves is gone once the command has finished."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (run / f".checkpoint.pt.{dead.pid}.tmp").write_bytes(b"half a checkpoint")
+    outcome = commands.run("train", "--out", run, *SMALL, "--resume")
+    assert outcome.code == 0, outcome.err
+    assert not temporary_files(run)
+    (run / f".certification.json.{dead.pid}.tmp").write_bytes(b"{")
+    (run / "counterexamples").mkdir()
+    (run / "counterexamples" / f".000001.npy.{dead.pid}.tmp").write_bytes(b"half")
+    outcome = commands.run("certify", run, "--samples", "12", "--steps", "5")
+    assert outcome.code == 0, outcome.err
+    assert not temporary_files(run)
