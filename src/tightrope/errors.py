@@ -17,7 +17,14 @@ class UserError(ValueError):
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for a name that does not exist, with the nearest one that does."""
-    choices = sorted(known)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(choices)}"
-    return UserError(f"unknown {kind} {name!r}; {hint}")
+    choices = {choice.lower(): choice for choice in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.5)
+    every = ", ".join(choices.values())
+    hint = f"did you mean {choices[near[0]]!r}?" if near else f"choose one of: {every}"
+    return UserError(f"unknown {kind} {shorten(name)}; {hint}")
+
+
+def shorten(value: object, length: int = 60) -> str:
+    """Return what a user gave, quoted, in a length that fits into a message."""
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}..."

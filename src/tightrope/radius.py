@@ -5,25 +5,32 @@ Certification needs the number the user wrote, not its nearest float.
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
-from tightrope.errors import UserError
+from tightrope.errors import UserError, shorten
 
 Radius = str | float | Fraction
+
+SMALLEST = Fraction(1, 10**30)  # below this, floats cannot tell the ball from its centre
+# Few digits, so that an exponent of millions cannot keep the machine busy.
+_NUMBER = re.compile(r"[-+]?[0-9.]{1,40}(e[-+]?[0-9]{1,3})?(/[0-9]{1,40})?", re.IGNORECASE)
 
 
 def parse_radius(value: Radius, name: str = "eps") -> Fraction:
     """Read a radius in (0, 1] from `0.1`, `"0.1"` or `"8/255"`."""
-    value = value.strip() if isinstance(value, str) else value
+    # str(0.1) is "0.1": the decimal that was written, not the binary fraction behind it.
+    text = str(value).replace(" ", "").strip()
     try:
-        # str(0.1) is "0.1": the decimal that was written, not the binary fraction behind it.
-        radius = value if isinstance(value, Fraction) else Fraction(str(value).replace(" ", ""))
+        if not isinstance(value, Fraction) and not _NUMBER.fullmatch(text):
+            raise ValueError
+        radius = value if isinstance(value, Fraction) else Fraction(text)
     except (ValueError, ZeroDivisionError):
         raise UserError(
-            f"{name} must be a number such as 0.1 or 8/255, got {str(value)!r}"
+            f"{name} must be a number such as 0.1 or 8/255, got {shorten(value)}"
         ) from None
-    if not 0 < radius <= 1:
-        raise UserError(f"{name} must lie in (0, 1], in units of [0, 1] pixels, got {value}")
+    if not SMALLEST < radius <= 1:
+        raise UserError(f"{name} must lie in (0, 1], in units of [0, 1] pixels, got {text}")
     return radius
 
 

@@ -66,7 +66,9 @@ class Run:
         """Read the settings of the training."""
         self.check()
         try:
-            return Settings.parse(read_toml(self.config))
+            settings = Settings.parse(read_toml(self.config))
+            nets.find(settings.net)
+            return settings
         except UserError as error:
             raise UserError(f"{self.config}: {error}") from None
 
@@ -75,22 +77,33 @@ class Run:
         self.check()
         if not self.weights.exists():
             raise UserError(f"{self.folder} has no trained network yet; train it first")
-        return nets.load(self.folder)
+        module, architecture = nets.load(self.folder)
+        settings = self.settings()
+        configured = {name: getattr(settings, name) for name in architecture.arguments}
+        if settings.net != architecture.name or configured != dict(architecture.arguments):
+            raise UserError(
+                f"{self.folder} holds another network: config.toml describes {settings.net} "
+                f"{configured}, model.json {architecture.name} {dict(architecture.arguments)}"
+            )
+        return module, architecture
 
     def fingerprint(self) -> str:
         """Return a hash of the selected weights, by which results know their network."""
         return hashlib.sha256(self.weights.read_bytes()).hexdigest()[:16]
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the epochs trained so far; a damaged last line is left out."""
+        """Return the epochs trained so far."""
         if not self.history_file.exists():
             return []
-        records = []
-        for line in self.history_file.read_text(encoding="utf-8").splitlines():
+        records: list[dict[str, Any]] = []
+        text = self.history_file.read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.splitlines()):
             try:
                 records.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+                if records[number]["epoch"] != number:
+                    raise ValueError
+            except (ValueError, TypeError, KeyError):
+                raise UserError(f"{self.history_file} is damaged at line {number + 1}") from None
         return records
 
     def write_history(self, records: list[dict[str, Any]]) -> None:
@@ -110,9 +123,9 @@ class Run:
             remove_leftovers(folder)
 
     def clear(self) -> None:
-        """Remove the files of an earlier run, and nothing else, from the folder."""
+        """Remove the files of an earlier run from the folder, except its settings."""
         self.clear_certification()
-        files = (self.checkpoint, self.history_file, self.weights, self.attack, self.config)
+        files = (self.checkpoint, self.history_file, self.weights, self.attack)
         for path in (*files, self.folder / nets.ARCHITECTURE_FILE):
             path.unlink(missing_ok=True)
 

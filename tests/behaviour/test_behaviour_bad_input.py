@@ -30,6 +30,9 @@ def place(finished_run: Path, tmp_path: Path) -> Path:
 
 # --- arguments ----------------------------------------------------------------------------------
 
+GOOD = ["--data", "good.npz", "--set", "train_samples=64", "--set", "validation=8"]
+GOOD += ["--set", "depth=none"]
+
 # Arguments of `train`, and what the message says.
 TRAIN = [
     # names, with the nearest match
@@ -120,10 +123,12 @@ TRAIN = [
     (["--data", "missing.npz"], "missing.npz does not exist"),
     (["--data", "file"], "file"),
     (["--data", "empty"], "train is missing"),
-    (["--data", ""], "data"),
+    (["--data", ""], "tightrope: "),
     (["--data", "cifar10", "--data-dir", "empty"], "tightrope data fetch cifar10"),
     (["--data", "tinyimagenet", "--data-dir", "empty"], "tightrope data fetch tinyimagenet"),
-    (["--data", "good.npz", "--net", "cnn3"], "(channels, height, width)"),
+    ([*GOOD, "--net", "cnn3"], "cnn3"),
+    ([*GOOD, "--set", "train_samples=65"], "64"),
+    ([*GOOD, "--set", "validation=64"], "64"),
     # options
     (["--resume", "--force"], "--resume"),
     (["--epochs"], "--epochs"),
@@ -198,9 +203,7 @@ OTHERS += [
     (["certify", "run", "--stages", ","], "stage"),
     (["export", "run"], "--onnx"),
     (["export", "run", "--onnx", ""], "onnx"),
-    (["export", "run", "--onnx", "/"], "/"),
     (["export", "run", "--onnx", "empty"], "empty"),
-    (["export", "run", "--onnx", "file/net.onnx"], "file"),
 ]
 
 
@@ -227,7 +230,7 @@ def test_json_does_not_change_how_errors_look(
     plain = commands.run(*arguments, cwd=place)
     with_json = commands.run(*arguments, "--json", cwd=place)
     assert_refused(with_json)
-    assert with_json == plain
+    assert (with_json.code, with_json.err) == (plain.code, plain.err)
 
 
 def test_the_installed_script_refuses_just_the_same(place: Path) -> None:

@@ -33,6 +33,20 @@ def refused(commands: Commands, run: Path, arguments: tuple[str, ...], *fragment
         assert_refused(commands.run(*arguments, cwd=run.parent, timeout=20), *fragments)
 
 
+@pytest.fixture
+def half(run: Path) -> Path:
+    """A run that was stopped after two of its four epochs."""
+    history = (run / "history.jsonl").read_text().splitlines(keepends=True)
+    (run / "history.jsonl").write_text("".join(history[:2]))
+    change_checkpoint(run / "checkpoint.pt", epoch=2)
+    return run
+
+
+def change_checkpoint(path: Path, **changes: object) -> None:
+    content = torch.load(path, weights_only=True)
+    torch.save({k: v for k, v in {**content, **changes}.items() if v != "absent"}, path)
+
+
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
@@ -62,9 +76,10 @@ def test_a_checkpoint_that_would_run_code(commands: Commands, run: Path, zipped:
     assert not marker.exists()
 
 
-def change_checkpoint(path: Path, **changes: object) -> None:
-    content = torch.load(path, weights_only=True)
-    torch.save({k: v for k, v in {**content, **changes}.items() if v != "absent"}, path)
+def test_half_a_run_can_be_resumed(commands: Commands, half: Path) -> None:
+    """The tests below change one thing in a run that is otherwise fine."""
+    assert commands.run(*RESUME, cwd=half.parent).code == 0
+    assert len((half / "history.jsonl").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize(
@@ -92,10 +107,10 @@ def change_checkpoint(path: Path, **changes: object) -> None:
     ids=str,
 )
 def test_a_checkpoint_of_wrong_content(
-    commands: Commands, run: Path, changes: dict[str, object]
+    commands: Commands, half: Path, changes: dict[str, object]
 ) -> None:
-    change_checkpoint(run / "checkpoint.pt", **changes)
-    refused(commands, run, RESUME, "checkpoint.pt")
+    change_checkpoint(half / "checkpoint.pt", **changes)
+    refused(commands, half, RESUME, "run/")
 
 
 @pytest.mark.parametrize("content", [[], 3, torch.zeros(3), {}], ids=["list", "3", "tensor", "{}"])
@@ -111,22 +126,18 @@ def test_a_checkpoint_of_another_network(commands: Commands, run: Path, other_ru
     refused(commands, run, RESUME, "checkpoint.pt does not belong to the network")
 
 
-def test_the_optimiser_of_another_network(commands: Commands, run: Path, other_run: Path) -> None:
+def test_the_optimiser_of_another_network(commands: Commands, half: Path, other_run: Path) -> None:
     """Torch takes momenta of any shape and fails only when it steps, in the midst of training."""
     foreign = torch.load(other_run / "checkpoint.pt", weights_only=True)["optimizer"]
-    history = (run / "history.jsonl").read_text().splitlines(keepends=True)
-    (run / "history.jsonl").write_text("".join(history[:2]))
-    change_checkpoint(run / "checkpoint.pt", optimizer=foreign, epoch=2)
-    refused(commands, run, RESUME, "checkpoint.pt")
+    change_checkpoint(half / "checkpoint.pt", optimizer=foreign)
+    refused(commands, half, RESUME, "checkpoint.pt")
 
 
-def test_weights_in_a_checkpoint_that_are_not_finite(commands: Commands, run: Path) -> None:
-    model = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
+def test_weights_in_a_checkpoint_that_are_not_finite(commands: Commands, half: Path) -> None:
+    model = torch.load(half / "checkpoint.pt", weights_only=True)["model"]
     model["1.weight"][0, 0] = torch.nan
-    history = (run / "history.jsonl").read_text().splitlines(keepends=True)
-    (run / "history.jsonl").write_text("".join(history[:2]))
-    change_checkpoint(run / "checkpoint.pt", model=model, epoch=2)
-    refused(commands, run, RESUME, "checkpoint.pt")
+    change_checkpoint(half / "checkpoint.pt", model=model)
+    refused(commands, half, RESUME, "checkpoint.pt")
 
 
 # --- settings and history -----------------------------------------------------------------------

@@ -65,7 +65,7 @@ def resize(folder: Path, size: str) -> None:
 
 
 # In bytes: not even the config; no longer history; no weights; no checkpoint.
-LIMITS = [0, 100, 1000, 10_000, 50_000]
+LIMITS = [0, 1000, 10_000, 50_000]
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -77,13 +77,13 @@ def test_training_with_a_limit_on_files(
     assert_no_space(outcome)
     if run.exists():
         assert_whole(run)
-    if limit <= 100:
+    if limit == 0:
         assert not run.exists() or not list(run.iterdir())
     assert commands.run("train", "--out", run, *SMALL, "--resume").code == 0
     assert_same_run(run, finished_run)
 
 
-@pytest.mark.parametrize("limit", [100, 10_000])
+@pytest.mark.parametrize("limit", [0, 10_000])
 def test_the_advice_after_a_full_disk_works(
     commands: Commands, finished_run: Path, tmp_path: Path, limit: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_the_advice_after_a_full_disk_works(
     assert_same_run(tmp_path / "run", finished_run)
 
 
-@pytest.mark.parametrize("pages", [1, 2, 4, 9, 20, 30])
+@pytest.mark.parametrize("pages", [1, 4, 12, 30])
 def test_training_on_a_full_disk(
     commands: Commands, finished_run: Path, tiny_disk: Path, pages: int
 ) -> None:
@@ -153,7 +153,7 @@ def assert_same_certification(run: Path, clean: Path) -> None:
     assert json.loads((run / "certification.json").read_text())["complete"]
 
 
-@pytest.mark.parametrize("limit", [0, 500, 1000, 3000, 20_000])
+@pytest.mark.parametrize("limit", [0, 1000, 3000, 20_000])
 def test_certifying_with_a_limit_on_files(
     commands: Commands, run: Path, certified: Path, limit: int
 ) -> None:
@@ -167,7 +167,7 @@ def test_certifying_with_a_limit_on_files(
     assert_same_certification(run, certified)
 
 
-@pytest.mark.parametrize("pages", [1, 2, 4, 12])
+@pytest.mark.parametrize("pages", [1, 4, 12])
 def test_certifying_on_a_full_disk(
     commands: Commands, finished_run: Path, certified: Path, tiny_disk: Path, pages: int
 ) -> None:

@@ -71,6 +71,8 @@ def assert_exact_margins(graph: Graph, box: Box, points: Tensor) -> None:
 
 def check_random(op: type[ops.Op], dtype: torch.dtype, data: st.DataObject) -> None:
     module = data.draw(networks(containing=op, classes=3)).to(dtype)
+    if data.draw(st.booleans()):  # no linear layer at the end to merge the margins with
+        module.append(nn.ReLU(), (len(module.steps),))
     graph = trace(module, module.input_shape).detach()
     box = data.draw(boxes(module.input_shape, batch=1, dtype=dtype))
     points = points_in(box, 4, seed=data.draw(st.integers(0, 99)))
@@ -122,7 +124,7 @@ def cancelling(draw: st.DrawFn, dtype: torch.dtype) -> tuple[Graph, Box]:
         layer.weight, layer.bias = nn.Parameter(rows), nn.Parameter(powers(outputs))
         return layer
 
-    widths = draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
+    widths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers.append(linear(inputs, outputs))
@@ -216,6 +218,36 @@ def test_margins_of_nearly_equal_rows(dtype: torch.dtype) -> None:
     lower, _ = interval.margins(graph, box, torch.tensor([0]), rounding=eps(dtype))
     assert 0.999 < lower[0, 1].item() <= 1.0  # o_0 - o_1 = x_1 lies in [1, 2]
     assert_exact_margins(graph, box, points_in(box, 6))
+
+
+@BOTH
+def test_margins_of_one_layer_that_cancels(dtype: torch.dtype) -> None:
+    """Nothing but the merged layer itself rounds, and loses all but a few bits."""
+    generator = torch.Generator().manual_seed(0)
+    big = 2.0 ** digits(dtype)
+    violated = 0
+    for _ in range(20):
+        layer = nn.Linear(12, 4).to(dtype)
+        small = torch.randint(-9, 10, (4, 12), generator=generator).to(dtype)
+        small[:, :4] = torch.randint(-4, 5, (4, 4), generator=generator) * big
+        order = torch.randperm(12, generator=generator)
+        layer.weight = nn.Parameter(torch.cat((small[:, :6], -small[:, :6]), 1)[:, order])
+        layer.bias = nn.Parameter(small[:, 7].clone())
+        x = torch.randint(1, 9, (1, 12), generator=generator).to(dtype)
+        graph = trace(nn.Sequential(layer), (12,)).detach()
+        assert_exact_margins(graph, Box(x, x), x)
+        plain, _ = interval.margins(graph, Box(x, x), torch.tensor([0]))
+        exact = exact_values(graph, x[0])[1]
+        violated += bool((exact[0] - exact < fractions(plain[0])).any())
+    assert violated > 0, "plain margins are wrong for some of these"
+
+
+@BOTH
+def test_margins_without_a_linear_layer_round_down(dtype: torch.dtype) -> None:
+    graph = trace(nn.Sequential(nn.ReLU()), (2,)).detach()
+    x = torch.tensor([[1.0, 2.0 ** -(digits(dtype) + 2)]], dtype=dtype)
+    assert x[0, 0] - x[0, 1] == 1.0  # rounded up
+    assert_exact_margins(graph, Box(x, x), x)
 
 
 # --- long sums, as in real layers -------------------------------------------------------------

@@ -484,6 +484,27 @@ def test_zero_at_the_full_radius_beats_anything_before_it(monkeypatch):
     assert trainer.selected_epoch == 3
 
 
+def test_the_best_so_far_survives_a_restart(monkeypatch, tmp_path):
+    given = {"annealing_epochs": 0, "eps": 0.1, "epochs": 4}
+    plan = iter(robust(0.3, 0.8, 0.5, 0.8))
+    monkeypatch.setattr(trainer_module, "evaluate", lambda *_: next(plan))
+    path = tmp_path / "c.pt"
+
+    def stop(trainer, record, selected):
+        save_checkpoint(trainer.checkpoint(), path)
+        if record["epoch"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny_trainer(**given).run(tiny(), tiny(1), on_epoch=stop)
+    resumed = tiny_trainer(**given)
+    resumed.restore(load_checkpoint(path))
+    assert (resumed.best, resumed.selected_epoch) == (0.8, 1)
+    _, selections = train(resumed, tiny(), tiny(1))
+    assert selections == [False, False]
+    assert resumed.selected_epoch == 1
+
+
 def test_natural_accuracy_does_not_decide(monkeypatch):
     scores = [(0.2, 0.5), (0.9, 0.4), (0.1, 0.6)]
     _, selections, _ = select(monkeypatch, scores, annealing_epochs=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tightrope import nets
+from tightrope.errors import UserError
 from tightrope.runs import Run, open_run
 
 
@@ -13,5 +14,7 @@ def export(run: Run | str | Path, onnx: str | Path) -> float:
 
     Returns the largest difference between the two on random inputs.
     """
+    if Path(onnx).is_dir() or not Path(onnx).name:
+        raise UserError(f"--onnx must be a file to write, got {str(onnx)!r}")
     module, architecture = open_run(run).network()
     return nets.export_onnx(module, architecture.input_shape, Path(onnx))

@@ -47,10 +47,8 @@ def train(
     given, objective = _gather(preset, method, settings)
     if resume and run.config.exists():
         given = _stored_settings(run, given)
-    elif run.config.exists() and not force:
-        raise UserError(f"{run.folder} already holds a run; use --resume to continue it or --force")
-    elif run.folder.exists() and not run.folder.is_dir():
-        raise UserError(f"{run.folder} is a file; give a folder for the run")
+    else:
+        _check_folder(run, force)
     session = _Session(run, Settings.parse(given), objective)
     if resume and run.checkpoint.exists():
         session.restore()
@@ -58,6 +56,22 @@ def train(
         session.begin()
     session.run_training(progress)
     return run
+
+
+def _check_folder(run: Run, force: bool) -> None:
+    """Refuse to write over anything, unless told to."""
+    if run.folder.exists() and not run.folder.is_dir():
+        raise UserError(f"{run.folder} is a file; give a folder as --out")
+    if force or not run.folder.exists():
+        return
+    run.tidy()
+    if run.checkpoint.exists() and run.config.exists():
+        raise UserError(f"{run.folder} already holds a run; use --resume to continue it or --force")
+    # Settings alone are a run that ended before its first epoch: nothing is lost.
+    if any(path.name != run.config.name for path in run.folder.iterdir()):
+        raise UserError(
+            f"{run.folder} holds files of something else; give another --out, or --force"
+        )
 
 
 def _gather(
@@ -133,6 +147,7 @@ class _Session:
     def begin(self) -> None:
         """Make the run folder; nothing is written before everything else has been checked."""
         self.run.clear()
+        # Replaced last, and atomically: a full disk does not cost an earlier run its settings.
         write_text(self.run.config, self.settings.to_toml())
 
     def restore(self) -> None:
@@ -140,14 +155,17 @@ class _Session:
         checkpoint = load_checkpoint(self.run.checkpoint)
         try:
             self.trainer.restore(checkpoint)
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{self.run.checkpoint} does not belong to the network in {self.run.config} "
                 f"({str(error).splitlines()[0]})"
             ) from None
         self.history = [r for r in self.run.history() if r["epoch"] < checkpoint.epoch]
         if len(self.history) != checkpoint.epoch:
-            raise UserError(f"{self.run.history_file} is damaged; train again with --force")
+            raise UserError(
+                f"{self.run.history_file} does not belong to {self.run.checkpoint}; "
+                "train again with --force"
+            )
 
     def run_training(self, progress: Progress | None) -> None:
         """Train all epochs that are left."""

@@ -63,12 +63,18 @@ def _columns(what: str) -> tuple[Any, ...]:
     )
 
 
+def _progress(what: str) -> Progress:
+    # Into a file or a pipe go results only, no bars.
+    disable = not console.is_terminal
+    return Progress(*_columns(what), console=console, transient=True, disable=disable)
+
+
 class TrainingBar:
     """Live progress of a training: a bar over all iterations, a line per epoch."""
 
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
-        self.bar = Progress(*_columns("training"), console=console, transient=True)
+        self.bar = _progress("training")
         self.task: TaskID | None = None
         self.iterations = 0
         self.shown = 0.0
@@ -119,7 +125,7 @@ def sample_bar(what: str, quiet: bool) -> Iterator[Any]:
     if quiet:
         yield lambda done, total, status="": None
         return
-    with Progress(*_columns(what), console=console, transient=True) as bar:
+    with _progress(what) as bar:
         task = bar.add_task(what, total=None, status="")
         yield lambda done, total, status="": bar.update(
             task, completed=done, total=total, status=status

@@ -10,7 +10,7 @@ import click
 
 from tightrope import api
 from tightrope.cli.output import console, percent, print_json, training_bar
-from tightrope.errors import UserError
+from tightrope.errors import UserError, unknown_name
 from tightrope.runs import Run
 from tightrope.study.presets import load_preset
 from tightrope.training.settings import describe_settings
@@ -73,9 +73,13 @@ def train(
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
+    name = name.strip()
     if not equals or not name:
         raise UserError(f"--set takes KEY=VALUE, got {text!r}")
-    return name.strip(), value.strip()
+    known = [setting for setting, _, _ in describe_settings()]
+    if "." not in name and name not in known:
+        raise unknown_name("setting", name, known)
+    return name, value.strip()
 
 
 def _epochs(out: Path, preset: str | None, given: dict[str, Any], resume: bool) -> int:
@@ -83,4 +87,7 @@ def _epochs(out: Path, preset: str | None, given: dict[str, Any], resume: bool) 
     if resume and Run(out).config.exists():
         return Run(out).settings().epochs
     chosen = {**(load_preset(preset) if preset else {}), **given}.get("epochs", 70)
-    return int(chosen) if str(chosen).isdigit() else 0
+    try:
+        return int(str(chosen))
+    except ValueError:
+        return 0  # refused in a moment, by the settings

@@ -7,6 +7,7 @@ so the number of finished epochs is all of the random state there is to keep.
 from __future__ import annotations
 
 import io
+import warnings
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,16 +45,31 @@ def load_checkpoint(path: Path) -> Checkpoint:
         with zipfile.ZipFile(path) as archive:  # torch itself does not look at the checksums
             if archive.testzip() is not None:
                 raise UserError(f"{path} is damaged; train again with --force")
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file that is refused anyway
+            content = torch.load(path, map_location="cpu", weights_only=True)
         if content.pop("format") != FORMAT:
             raise UserError(f"{path} was written by another version of Tightrope")
-        return Checkpoint(**content)
+        return _checked(Checkpoint(**content))
     except (UserError, FileNotFoundError):
         raise
     except Exception as error:  # torch raises many kinds for damaged or hostile files
         raise UserError(
             f"{path} is damaged ({type(error).__name__}); train again with --force"
         ) from error
+
+
+def _checked(checkpoint: Checkpoint) -> Checkpoint:
+    """Refuse content of the wrong kind; the caller turns the error into a message."""
+    kinds = (("epoch", int), ("selected_epoch", int), ("best", float), ("model", dict))
+    for name, kind in (*kinds, ("optimizer", dict)):
+        if type(getattr(checkpoint, name)) is not kind and not isinstance(
+            getattr(checkpoint, name), dict if kind is dict else ()
+        ):
+            raise TypeError(name)
+    if not all(bool(torch.isfinite(t).all()) for t in checkpoint.model.values()):
+        raise ValueError("weights that are not finite")
+    return checkpoint
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

@@ -67,6 +67,8 @@ def flag(value: Any) -> bool:
 
 def text(value: Any) -> str:
     """Read text."""
+    if not str(value).strip():
+        raise UserError("a name or a path")
     return str(value)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import tomli_w
 
-from tightrope.errors import UserError, unknown_name
+from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.radius import format_radius, parse_radius
 from tightrope.training import parsing
 from tightrope.training.objectives import METHODS, find_method, method_options
@@ -195,7 +195,7 @@ def _parse_one(name: str, parser: Parser, value: Any) -> Any:
         message = str(error)
         if " must " in message:
             raise
-        raise UserError(f"{name} must be {message}, got {value!r}") from None
+        raise UserError(f"{name} must be {message}, got {shorten(value)}") from None
 
 
 def _unknown_setting(name: str, method: str, known: list[str]) -> UserError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.attacks import misclassified
+from tightrope.errors import UserError
 from tightrope.graph import Graph, trace
 from tightrope.precision import full_precision
 from tightrope.training.batchnorm import evaluation_model, precise_batchnorm
@@ -96,6 +98,11 @@ class Trainer:
             for epoch in range(self.finished, settings.epochs):
                 torch.manual_seed(epoch_seed(settings.seed, epoch))
                 record = self._train_epoch(epoch, training, progress)
+                if not math.isfinite(record["loss"]):
+                    raise UserError(
+                        f"training diverged in epoch {epoch + 1} (loss {record['loss']}); "
+                        "lower learning_rate or the radius, or lengthen the annealing"
+                    )
                 record |= self._validate(record["radius"], validation)
                 self.finished = epoch + 1
                 selected = self._select(record)
@@ -197,8 +204,14 @@ class Trainer:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; raises ValueError or RuntimeError if it does not fit."""
+        if not 0 <= checkpoint.epoch <= self.settings.epochs:
+            raise ValueError(f"{checkpoint.epoch} epochs out of {self.settings.epochs}")
         self.module.load_state_dict(checkpoint.model)
         self.optimizer.load_state_dict(checkpoint.optimizer)
+        for parameter, state in self.optimizer.state.items():
+            moments = (value for name, value in state.items() if name != "step")
+            if any(m.shape != parameter.shape for m in moments if isinstance(m, Tensor)):
+                raise ValueError("the optimiser's state has other shapes")
         self.finished = checkpoint.epoch
         self.best, self.selected_epoch = checkpoint.best, checkpoint.selected_epoch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,7 +35,7 @@ class PGD:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.restarts < 1:
             raise UserError("pgd.steps and pgd.restarts must be at least 1")
-        if self.step_size is not None and not self.step_size > 0:
+        if self.step_size is not None and not 0 < self.step_size < math.inf:
             raise UserError(f"pgd.step_size must be positive, got {self.step_size}")
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
