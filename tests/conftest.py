@@ -23,6 +23,11 @@ settings.register_profile("explore", derandomize=False, print_blob=True, **_shar
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Silence torch where tests use its slow paths on purpose."""
+    config.addinivalue_line("filterwarnings", "ignore:Using padding='same' with even:UserWarning")
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Run a module's tests on one thread: tiny networks lose more by waiting than they gain."""

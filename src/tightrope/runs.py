@@ -103,7 +103,9 @@ class Run:
                 if records[number]["epoch"] != number:
                     raise ValueError
             except (ValueError, TypeError, KeyError):
-                raise UserError(f"{self.history_file} is damaged at line {number + 1}") from None
+                raise UserError(
+                    f"{self.history_file} is damaged at line {number + 1}; train again with --force"
+                ) from None
         return records
 
     def write_history(self, records: list[dict[str, Any]]) -> None:

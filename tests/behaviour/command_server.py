@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
+import io
 import json
 import os
 import resource
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 import torch._dynamo
 
+import tightrope
 from tightrope.cli import main
 from tightrope.data.mnist import load_mnist
 
@@ -103,11 +106,22 @@ def become_command(request: dict[str, Any], out: Capture, err: Capture) -> None:
         os._exit(code)
 
 
+def import_everything() -> None:
+    """Do once what every command would do again, and leave the memory alone afterwards."""
+    torch.set_num_threads(1)
+    load_mnist()
+    for name in tightrope.__all__:
+        getattr(tightrope, name)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main(["train", "--help"])
+    gc.collect()
+    gc.freeze()  # or each child would copy what its garbage collector looks at
+
+
 def serve() -> None:
     """Answer requests until the standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    torch.set_num_threads(1)
-    load_mnist()
+    import_everything()
     answers.write("ready\n")
     for line in sys.stdin:
         out, err = Capture(), Capture()

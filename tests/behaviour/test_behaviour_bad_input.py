@@ -126,7 +126,7 @@ TRAIN = [
     (["--data", ""], "tightrope: "),
     (["--data", "cifar10", "--data-dir", "empty"], "tightrope data fetch cifar10"),
     (["--data", "tinyimagenet", "--data-dir", "empty"], "tightrope data fetch tinyimagenet"),
-    ([*GOOD, "--net", "cnn3"], "cnn3"),
+    ([*GOOD, "--net", "cnn3"], "(channels, height, width)"),
     ([*GOOD, "--set", "train_samples=65"], "64"),
     ([*GOOD, "--set", "validation=64"], "64"),
     # options

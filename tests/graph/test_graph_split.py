@@ -16,10 +16,7 @@ from tightrope import nets
 from tightrope.errors import UserError
 from tightrope.graph import Graph, ops, trace
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def kinds(graph: Graph) -> list[type[ops.Op]]:

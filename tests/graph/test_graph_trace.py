@@ -16,10 +16,7 @@ from torch import Tensor, nn
 from tightrope.errors import UserError
 from tightrope.graph import Graph, evaluate, ops, trace
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FLAT, SEQUENCE, IMAGE = (6,), (3, 4), (4, 6, 5)
 

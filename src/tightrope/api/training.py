@@ -68,9 +68,10 @@ def _check_folder(run: Run, force: bool) -> None:
     if run.checkpoint.exists() and run.config.exists():
         raise UserError(f"{run.folder} already holds a run; use --resume to continue it or --force")
     # Settings alone are a run that ended before its first epoch: nothing is lost.
-    if any(path.name != run.config.name for path in run.folder.iterdir()):
+    others = sorted(p.name for p in run.folder.iterdir() if p.name != run.config.name)
+    if others:
         raise UserError(
-            f"{run.folder} holds files of something else; give another --out, or --force"
+            f"{run.folder} holds {others[0]}, which is not of a run; give another --out, or --force"
         )
 
 

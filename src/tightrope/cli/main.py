@@ -86,5 +86,6 @@ def _fail(message: str) -> int:
 def _explain(error: OSError) -> str:
     where = f": {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"no space left to write{where}; free some and run the same command again"
+        advice = "free some, then run the command again (train: with --resume)"
+        return f"no space left to write{where}; {advice}"
     return f"{error.strerror or error}{where}"
