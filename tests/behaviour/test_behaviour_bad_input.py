@@ -262,6 +262,19 @@ def test_a_folder_with_other_things_in_it_is_not_touched(
         assert_refused(commands.run("train", "--out", folder, *SMALL), "--force")
 
 
+@pytest.mark.parametrize("left", [(), ("model.safetensors",), ("model.safetensors", "model.json")])
+def test_a_run_killed_in_its_first_epoch_is_a_run(
+    commands: Commands, run: Path, left: tuple[str, ...]
+) -> None:
+    """It has no checkpoint yet, but what is there can be resumed, and the message says so."""
+    for path in run.iterdir():
+        if path.name not in ("config.toml", "history.jsonl", *left):
+            path.unlink()
+    with unchanged(run):
+        assert_refused(commands.run("train", "--out", run, *SMALL), "--resume")
+    assert commands.run("train", "--out", run, *SMALL, "--resume").code == 0
+
+
 def test_resume_does_not_delete_files_that_belong_to_no_run(
     commands: Commands, tmp_path: Path
 ) -> None:

@@ -146,7 +146,6 @@ def test_weights_in_a_checkpoint_that_are_not_finite(commands: Commands, half: P
 @pytest.mark.parametrize(
     ("content", "fragment"),
     [
-        (b"", "config.toml"),  # a run without any setting is not the run that was stored
         (b"net = ", "config.toml is damaged"),
         (b"\xff\xfe", "config.toml is damaged"),
         (b'nett = "mlp"', "unknown setting 'nett'; did you mean 'net'?"),
@@ -164,18 +163,20 @@ def test_weights_in_a_checkpoint_that_are_not_finite(commands: Commands, half: P
 def test_a_damaged_config(
     commands: Commands, run: Path, arguments: tuple[str, ...], content: bytes, fragment: str
 ) -> None:
-    if content == b"":
-        if arguments is CERTIFY:
-            pytest.skip("the defaults are enough to certify this network")
-    else:
-        settings = (run / "config.toml").read_bytes().splitlines(keepends=True)
-        name = content.split(b" ")[0]
-        kept = [line for line in settings if not line.startswith(name + b" ")]
-        content = b"".join([content, b"\n", *kept])
+    settings = (run / "config.toml").read_bytes().splitlines(keepends=True)
+    name = content.split(b" ")[0]
+    kept = [line for line in settings if not line.startswith(name + b" ")]
+    content = b"".join([content, b"\n", *kept])
     (run / "config.toml").write_bytes(content)
     if fragment in ("net", "did you mean 'mlp'?") and arguments is CERTIFY:
         fragment = "net"
     refused(commands, run, arguments, fragment)
+
+
+def test_an_empty_config(commands: Commands, half: Path) -> None:
+    """Nothing but defaults is not the run that the checkpoint is of."""
+    (half / "config.toml").write_bytes(b"")
+    refused(commands, half, RESUME, "config.toml")
 
 
 @pytest.mark.parametrize(

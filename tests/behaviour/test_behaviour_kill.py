@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -279,6 +280,41 @@ def test_certification_killed_at_every_change_of_a_file(
         tmp_path,
         len(happened),
     )
+
+
+def test_starting_over_killed_at_every_change_of_a_file(
+    commands: Commands, run: Path, tmp_path: Path
+) -> None:
+    """`certify --force` with another radius: nothing of the old certification may survive.
+
+    Run again without --force it is either refused, because the old one is still there, or it
+    ends like a certification that never knew another radius.
+    """
+    options = ("certify", "run", "--samples", "40", "--steps", "8")
+    wide, narrow = (*options, "--eps", "0.1"), (*options, "--eps", "0.05")
+
+    def copy(source: Path, name: str) -> Path:
+        shutil.copytree(source, tmp_path / name / "run")
+        return tmp_path / name
+
+    clean = copy(run, "clean")
+    assert commands.run(*narrow, cwd=clean).code == 0
+    assert commands.run(*wide, cwd=tmp_path).code == 0
+    stale = set(names(run / "counterexamples")) - set(names(clean / "run" / "counterexamples"))
+    assert stale
+    count = len(events(commands, (*narrow, "--force"), copy(run, "count")))
+    outcomes = []
+    for moment in range(1, count + 1):
+        cwd = copy(run, f"kill{moment}")
+        killed = commands.run(*narrow, "--force", cwd=cwd, kill_at=moment)
+        assert killed.code == -signal.SIGKILL
+        again = commands.run(*narrow, cwd=cwd)
+        outcomes.append(again.code)
+        if again.code == 2:
+            assert "--force" in again.err
+            assert commands.run(*narrow, "--force", cwd=cwd).code == 0
+        assert_same_certification(cwd / "run", clean / "run")
+    assert outcomes[0] == 2 and outcomes[-1] == 0
 
 
 def test_leftovers_of_killed_writes_are_removed(commands: Commands, run: Path) -> None:

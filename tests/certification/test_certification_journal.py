@@ -221,10 +221,6 @@ def test_a_torn_last_line_is_dropped(certifiable: Run, clean: Run) -> None:
     assert certifiable.journal.read_bytes() == content
 
 
-COUNTS = ("verified", "falsified", "unknown")
-OPEN = ("pending", "remaining", "undecided", "missing", "open", "left")
-
-
 @pytest.mark.parametrize("batches", [0, 1, 2])
 def test_the_summary_of_an_interrupted_certification_adds_up(
     certifiable: Run, small_batches: None, monkeypatch: pytest.MonkeyPatch, batches: int
@@ -240,8 +236,8 @@ def test_the_summary_of_an_interrupted_certification_adds_up(
         certify(certifiable, progress=interrupt_after(batches))
     summary = json.loads(certifiable.certification.read_text())
     assert not summary["complete"]
-    still_open = [summary[name] for name in OPEN if name in summary]
-    assert sum(summary[name] for name in COUNTS) + sum(still_open) == summary["samples"] == 10
+    counts = [summary[name] for name in ("verified", "falsified", "unknown", "open")]
+    assert sum(counts) == summary["samples"] == 10
     if summary["adversarial"] is not None:
         assert summary["certified"] <= summary["adversarial"] <= summary["natural"]
 

@@ -9,14 +9,17 @@ from tightrope.attacks.goals import (
     misclassified,
     worst_margin,
 )
-from tightrope.attacks.pgd import Steps, pgd
+from tightrope.attacks.pgd import Network, Steps, pgd
+from tightrope.attacks.points import for_points
 
 __all__ = [
     "CrossEntropy",
     "Goal",
     "Margin",
+    "Network",
     "Steps",
     "Targeted",
+    "for_points",
     "misclassified",
     "pgd",
     "strong_attack",

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from tightrope.attacks import strong_attack, worst_margin
+from tightrope.attacks import Network, for_points, strong_attack, worst_margin
 from tightrope.certification.properties import Ball
 from tightrope.domains import interval
 from tightrope.graph import Graph, trace
@@ -28,9 +28,9 @@ class Subject:
         self.input_shape = input_shape
 
     @cached_property
-    def graph(self) -> Graph:
+    def attacked(self) -> Network:
         """The network in its own precision without parameter gradients, for attacks."""
-        return trace(self.module, self.input_shape).fold_batchnorm().detach()
+        return for_points(trace(self.module, self.input_shape).fold_batchnorm())
 
     @cached_property
     def exact(self) -> Graph:
@@ -102,7 +102,7 @@ def attack_stage(
     """Refute by points that lie in the exact ball and fool the original network."""
     box = ball.inner()
     points = strong_attack(
-        subject.graph, box, labels, steps=settings.steps, restarts=settings.restarts
+        subject.attacked, box, labels, steps=settings.steps, restarts=settings.restarts
     )
     candidates = (subject.predict(points) != labels) & box.contains(points)
     falsified = subject.fooled(points, labels, candidates)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tightrope.attacks import Network, for_points
 from tightrope.errors import UserError
 from tightrope.graph import Graph, evaluate, ops
 
@@ -49,9 +50,9 @@ class FixedModel:
         return self.graph(self.x)
 
     @cached_property
-    def frozen(self) -> Graph:
+    def frozen(self) -> Network:
         """The network without gradients to its parameters."""
-        return self.graph.detach()
+        return for_points(self.graph)
 
 
 def evaluation_model(graph: Graph, x: Tensor) -> FixedModel:
