@@ -22,6 +22,7 @@ from torch import Tensor
 from tightrope import data, nets
 from tightrope.graph import trace
 from tightrope.training.initialization import initialize
+from tightrope.training.memory import reuse_freed_memory
 from tightrope.training.objectives import IBP, PGD, Objective, Standard
 from tightrope.training.settings import Settings
 from tightrope.training.step import Step
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    reuse_freed_memory()  # as the trainer does
     for net in arguments.net or sorted(BATCH):
         measure(net, arguments.rounds)
 

@@ -24,6 +24,10 @@ class _ReluBox(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         grad_center, grad_radius = grads
         upper, lower = ctx.saved_tensors
+        if upper.dim() == 4 and upper.is_contiguous(memory_format=torch.channels_last):
+            # Behind a flatten the gradients come in the other memory order; mixing is slow.
+            grad_center = grad_center.contiguous(memory_format=torch.channels_last)
+            grad_radius = grad_radius.contiguous(memory_format=torch.channels_last)
         # d/d upper = (gc + gr) / 2 where upper > 0; d/d lower = (gc - gr) / 2 where lower > 0.
         from_upper = torch.where(upper > 0, grad_center + grad_radius, 0)
         from_lower = torch.where(lower > 0, grad_center - grad_radius, 0)

@@ -18,6 +18,7 @@ from tightrope.precision import full_precision
 from tightrope.training.batchnorm import evaluation_model, precise_batchnorm
 from tightrope.training.checkpoints import Checkpoint, epoch_seed
 from tightrope.training.initialization import initialize
+from tightrope.training.memory import reuse_freed_memory
 from tightrope.training.objectives import Objective
 from tightrope.training.schedules import RadiusSchedule, learning_rate
 from tightrope.training.settings import Settings
@@ -94,6 +95,7 @@ class Trainer:
     ) -> None:
         """Train until all epochs are done, calling `on_epoch(trainer, record, selected)`."""
         settings = self.settings
+        reuse_freed_memory()
         with torch.random.fork_rng(), full_precision():
             for epoch in range(self.finished, settings.epochs):
                 torch.manual_seed(epoch_seed(settings.seed, epoch))
