@@ -29,8 +29,10 @@ def for_points(graph: Graph) -> Network:
         for node in graph.nodes
         if isinstance(node.op, ops.Conv2d) and _has_few_channels(node.op)
     }
-    if not kernels:
-        return graph
+
+    def reshape(op: ops.Reshape, x: Tensor) -> Tensor:
+        output: Tensor = _Reshape.apply(x, op.shape)
+        return output
 
     def convolve(op: ops.Conv2d, x: Tensor) -> Tensor:
         if op not in kernels or not torch.is_grad_enabled():
@@ -39,7 +41,7 @@ def for_points(graph: Graph) -> Network:
         output: Tensor = _Convolution.apply(x, op, kernels[op])
         return output
 
-    rules = {**evaluate.RULES, ops.Conv2d: convolve}
+    rules = {**evaluate.RULES, ops.Conv2d: convolve, ops.Reshape: reshape}
     last = len(graph.nodes) - 1
 
     def network(points: Tensor) -> Tensor:
@@ -70,6 +72,23 @@ def _backward_kernel(op: ops.Conv2d) -> Tensor:
     phases = weight.reshape(outputs, inputs, taps, stride, taps, stride).flip(2, 4)
     kernel = phases.permute(1, 3, 5, 0, 2, 4).reshape(inputs * stride**2, outputs, taps, taps)
     return kernel.contiguous(memory_format=torch.channels_last)
+
+
+class _Reshape(torch.autograd.Function):
+    """A reshape whose gradient has the memory order of its input: mixing orders is slow."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        ctx.shape = x.shape
+        ctx.channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        return x.reshape(x.shape[0], *shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        gradient = grads[0].reshape(ctx.shape)
+        if ctx.channels_last:
+            gradient = gradient.contiguous(memory_format=torch.channels_last)
+        return gradient, None
 
 
 class _Convolution(torch.autograd.Function):
