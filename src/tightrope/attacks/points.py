@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tightrope.attacks.pgd import Network
 from tightrope.graph import Graph, evaluate, ops
+from tightrope.graph.graph import Rules
 
 # Above this many input channels the library's own backward pass is the faster one.
 FEW_CHANNELS = 4
@@ -41,7 +42,7 @@ def for_points(graph: Graph) -> Network:
         output: Tensor = _Convolution.apply(x, op, kernels[op])
         return output
 
-    rules = {**evaluate.RULES, ops.Conv2d: convolve, ops.Reshape: reshape}
+    rules: Rules = {**evaluate.RULES, ops.Conv2d: convolve, ops.Reshape: reshape}
     last = len(graph.nodes) - 1
 
     def network(points: Tensor) -> Tensor:
