@@ -217,6 +217,7 @@ def killed_everywhere(
     check: Callable[[Path], None],
     tmp_path: Path,
     count: int,
+    check_killed: Callable[[Path], None] = lambda run: None,
 ) -> None:
     """Kill a command before each of `count` changes, run it again and check the result.
 
@@ -229,6 +230,7 @@ def killed_everywhere(
         prepare(cwd)
         killed = commands.run(*arguments, cwd=cwd, kill_at=moment)
         assert killed.code == -signal.SIGKILL
+        check_killed(cwd / "run")
         again = commands.run(*arguments, cwd=cwd)
         assert again.code == 0, f"kill {moment}: {again.err}"
         try:
@@ -238,7 +240,9 @@ def killed_everywhere(
     assert not problems, "\n".join(problems)
 
 
-SHORT = ("train", "--out", "run", *SMALL, "--epochs", "2", "--set", "train_samples=128", "--resume")
+# The second of three epochs is the best, so that its weights have to survive the third.
+SHORT = ("train", "--out", "run", *SMALL, "--epochs", "3", "--set", "train_samples=128")
+SHORT = (*SHORT, "--set", "learning_rate=0.2", "--resume")
 
 
 def test_training_killed_at_every_change_of_a_file(commands: Commands, tmp_path: Path) -> None:
@@ -246,7 +250,9 @@ def test_training_killed_at_every_change_of_a_file(commands: Commands, tmp_path:
     clean.mkdir()
     happened = events(commands, SHORT, clean)
     renamed = [event for event in happened if event.startswith("os.rename")]
-    assert len(renamed) >= 9  # the config, and four files in each of two epochs
+    assert len(renamed) >= 11  # config; history and checkpoint thrice; the network twice
+    best = torch.load(clean / "run" / "checkpoint.pt", weights_only=True)["selected_epoch"]
+    assert best == 1
     killed_everywhere(
         commands,
         SHORT,
@@ -267,6 +273,13 @@ def test_certification_killed_at_every_change_of_a_file(
         for path in run.iterdir():
             (cwd / "run" / path.name).write_bytes(path.read_bytes())
 
+    def nothing_is_lost(folder: Path) -> None:
+        """At most the counterexample in flight is on disk but not in the journal."""
+        journal, points = folder / "certification.jsonl", folder / "counterexamples"
+        stored = len(list(points.glob("*.npy"))) if points.exists() else 0
+        known = journal.read_text().count('"counterexample"') if journal.exists() else 0
+        assert known <= stored <= known + 1
+
     clean = tmp_path / "clean"
     clean.mkdir()
     prepare(clean)
@@ -279,6 +292,7 @@ def test_certification_killed_at_every_change_of_a_file(
         lambda folder: assert_same_certification(folder, clean / "run"),
         tmp_path,
         len(happened),
+        nothing_is_lost,
     )
 
 
