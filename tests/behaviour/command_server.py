@@ -86,6 +86,8 @@ def become_command(request: dict[str, Any], out: Capture, err: Capture) -> None:
     os.chdir(request["cwd"])
     sys.argv = ["tightrope", *request["arguments"]]
     code = 70
+    # Whoever started the tests may ignore interrupts (a background shell does).
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if request.get("kill_at") or request.get("events"):
             where = os.path.realpath(request["cwd"])

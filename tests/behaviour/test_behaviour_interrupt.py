@@ -75,6 +75,7 @@ def test_ctrl_c_during_the_import(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         maps = Path(f"/proc/{process.pid}/maps")

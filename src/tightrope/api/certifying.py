@@ -63,8 +63,8 @@ def certify(
         "seed": seed,
         "weights": run.fingerprint(),
     }
-    if force:
-        run.clear_certification()
+    if force or not run.journal.exists():
+        run.clear_certification()  # without a journal, what else is there is a remnant
     run.tidy()
     records = _earlier_records(run, settings, examination.indices.tolist())
     # Written before the first sample, so that a journal always has its settings beside it.

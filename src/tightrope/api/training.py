@@ -65,10 +65,10 @@ def _check_folder(run: Run, force: bool) -> None:
     if force or not run.folder.exists():
         return
     run.tidy()
-    if run.checkpoint.exists() and run.config.exists():
-        raise UserError(f"{run.folder} already holds a run; use --resume to continue it or --force")
-    # Settings alone are a run that ended before its first epoch: nothing is lost.
     others = sorted(p.name for p in run.folder.iterdir() if p.name != run.config.name)
+    # Settings alone are a run that ended before its first epoch: nothing is lost.
+    if others and run.config.exists():
+        raise UserError(f"{run.folder} already holds a run; use --resume to continue it or --force")
     if others:
         raise UserError(
             f"{run.folder} holds {others[0]}, which is not of a run; give another --out, or --force"

@@ -101,11 +101,8 @@ def save(module: nn.Module, architecture: Architecture, folder: str | Path) -> N
     _check_tensors(tensors, architecture, "of the network to save")
     # Not save_file: it makes files that only their owner can read, whatever the umask.
     content = safetensors.torch.save(tensors)
-    try:
-        write_atomically(folder / WEIGHTS_FILE, lambda path: path.write_bytes(content))
-        write_json(folder / ARCHITECTURE_FILE, architecture.to_json())
-    except OSError as error:
-        raise UserError(f"cannot write the network to {folder}: {one_line(error)}") from error
+    write_atomically(folder / WEIGHTS_FILE, lambda path: path.write_bytes(content))
+    write_json(folder / ARCHITECTURE_FILE, architecture.to_json())
 
 
 def load(folder: str | Path) -> tuple[nn.Sequential, Architecture]:
