@@ -61,11 +61,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def _checked(checkpoint: Checkpoint) -> Checkpoint:
     """Refuse content of the wrong kind; the caller turns the error into a message."""
-    kinds = (("epoch", int), ("selected_epoch", int), ("best", float), ("model", dict))
-    for name, kind in (*kinds, ("optimizer", dict)):
-        if type(getattr(checkpoint, name)) is not kind and not isinstance(
-            getattr(checkpoint, name), dict if kind is dict else ()
-        ):
+    kinds = {"epoch": int, "selected_epoch": int, "best": float, "model": dict, "optimizer": dict}
+    for name, kind in kinds.items():
+        if not isinstance(getattr(checkpoint, name), kind):
             raise TypeError(name)
     if not all(bool(torch.isfinite(t).all()) for t in checkpoint.model.values()):
         raise ValueError("weights that are not finite")
