@@ -13,7 +13,13 @@ from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.graph import Graph, ops
 from tightrope.training import regularizers
-from tightrope.training.batchnorm import FixedModel, clean_pass, fix, update_running
+from tightrope.training.batchnorm import (
+    FixedModel,
+    clean_pass,
+    fix,
+    training_model,
+    update_running,
+)
 from tightrope.training.objectives import Loss, Objective
 
 # Radius at which the regularisers look at the network while the real one is zero.
@@ -50,14 +56,11 @@ class Step:
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         weight = self.regularizer_weight * (1 - radius / self.target) if annealing else 0.0
-        statistics, logits = clean_pass(self.graph, x)
-        update_running(self.graph, statistics, len(x))
         if self.l1:
             (self.l1 * regularizers.l1(self.graph)).backward()
-        if self.accumulate == 1:
-            model = FixedModel(fix(self.graph, statistics), x, logits)
-            return self._backward(model, y, radius, weight, share=1.0)
-        return self._in_parts(x, y, radius, weight, statistics, logits)
+        if self.accumulate > 1:
+            return self._in_parts(x, y, radius, weight)
+        return self._backward(training_model(self.graph, x), y, radius, weight, share=1.0)
 
     def _backward(
         self, model: FixedModel, y: Tensor, radius: float, weight: float, *, share: float
@@ -85,20 +88,14 @@ class Step:
         box = Box.ball(model.x, REGULARIZER_RADIUS)
         return interval.bounds(model.graph, box, keep=model.watched)[1]
 
-    def _in_parts(
-        self,
-        x: Tensor,
-        y: Tensor,
-        radius: float,
-        weight: float,
-        statistics: dict[int, tuple[Tensor, Tensor]],
-        logits: Tensor | None,
-    ) -> StepResult:
+    def _in_parts(self, x: Tensor, y: Tensor, radius: float, weight: float) -> StepResult:
         """Accumulate gradients over parts that share the statistics of the whole batch.
 
         The statistics and clean outputs become leaves, whose gradients add up over the parts
         and are sent through the clean pass in the end: exactly the gradient of the whole.
         """
+        statistics, logits = clean_pass(self.graph, x)
+        update_running(self.graph, statistics, len(x))
         leaves = {
             i: tuple(t.detach().requires_grad_() for t in pair) for i, pair in statistics.items()
         }
