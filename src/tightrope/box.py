@@ -84,20 +84,35 @@ class Box:
             return Box.around(function(self.center), function(self.radius))
         return Box(function(self.lower), function(self.upper))
 
+    def repeat(self, count: int) -> Box:
+        """Return each box `count` times in a row."""
+        return self.map(lambda t: _spread(t, count).flatten(0, 1))
+
     def detach(self) -> Box:
         """Return the box without its gradients."""
         return self.map(torch.Tensor.detach)
 
     def project(self, points: Tensor) -> Tensor:
         """Return the nearest points inside the box."""
-        return torch.minimum(torch.maximum(points, self.lower), self.upper)
+        return torch.clamp(points, self.lower, self.upper)
 
-    def sample(self) -> Tensor:
-        """Draw one uniform point from each box."""
-        width = self.upper - self.lower
-        return self.project(self.lower + torch.rand_like(width) * width)
+    def sample(self, count: int | None = None) -> Tensor:
+        """Draw one uniform point from each box, or `count` of them: [batch, count, ...]."""
+        lower, upper = self.corners
+        if count is not None:
+            lower, upper = (_spread(t, count) for t in self.corners)
+        random = torch.rand_like(lower)  # in the same memory order: mixing orders is slow
+        # Rounding may lead out of the box by a unit in the last place.
+        return torch.clamp(random.mul_(upper - lower).add_(lower), lower, upper)
 
     def contains(self, points: Tensor) -> Tensor:
         """Return which batch elements lie inside the box entirely."""
         inside = (points >= self.lower) & (points <= self.upper)
         return inside.flatten(1).all(1)
+
+
+def _spread(t: Tensor, count: int) -> Tensor:
+    """Repeat each batch element `count` times, [batch, count, ...], keeping the memory order."""
+    if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last):
+        return _spread(t.permute(0, 2, 3, 1), count).permute(0, 1, 4, 2, 3)
+    return t.unsqueeze(1).repeat(1, count, *(1 for _ in t.shape[1:]))

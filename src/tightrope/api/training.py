@@ -16,7 +16,7 @@ from tightrope.files import write_text
 from tightrope.runs import Run
 from tightrope.study.presets import load_preset
 from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
-from tightrope.training.objectives import METHODS, Objective
+from tightrope.training.objectives import METHODS, Objective, section
 from tightrope.training.settings import Settings, flatten, read_toml
 from tightrope.training.trainer import Progress, Trainer
 
@@ -86,11 +86,11 @@ def _gather(
         objective = method
         METHODS.setdefault(method.name, type(method))
         options = dataclasses.asdict(method)  # type: ignore[call-overload]
-        settings = {"method": method.name, method.name: options, **settings}
+        settings = {"method": method.name, section(method.name): options, **settings}
     given |= flatten(settings)
     if settings.get("method") and "method" in given:
         # Another method than the preset's makes the preset's method options meaningless.
-        others = tuple(f"{name}." for name in METHODS if name != given["method"])
+        others = tuple(f"{section(m)}." for m in METHODS if m != given["method"])
         asked = flatten(settings)
         given = {k: v for k, v in given.items() if k in asked or not k.startswith(others)}
     return given, objective

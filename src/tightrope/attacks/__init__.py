@@ -9,6 +9,7 @@ from tightrope.attacks.goals import (
     misclassified,
     worst_margin,
 )
+from tightrope.attacks.latent import attack_loss, attack_margins, latent_steps, wrong_classes
 from tightrope.attacks.pgd import Network, Steps, pgd
 from tightrope.attacks.points import for_points
 
@@ -19,9 +20,13 @@ __all__ = [
     "Network",
     "Steps",
     "Targeted",
+    "attack_loss",
+    "attack_margins",
     "for_points",
+    "latent_steps",
     "misclassified",
     "pgd",
     "strong_attack",
     "worst_margin",
+    "wrong_classes",
 ]

@@ -1,14 +1,15 @@
 """Projected gradient ascent inside a box: the one attack loop.
 
-Attacks differ by their goal, their box and their steps. The network they get is cut off
-from its parameters, so only gradients with respect to the points are ever computed.
+Attacks differ by their landscape (what is maximised, and how it is evaluated), their box and
+their steps. Networks they get are cut off from their parameters, so only gradients with respect
+to the points are ever computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -38,6 +39,24 @@ class Steps:
         return [self.size * self.decay ** sum(i >= d for d in drops) for i in range(self.count)]
 
 
+class View(NamedTuple):
+    """What a landscape shows at some points: scores, which goals are reached, the gradient."""
+
+    scores: Tensor
+    reached: Tensor
+    gradient: Tensor | None
+
+
+class Landscape(Protocol):
+    """A score over points. It may remember the points it was asked about last."""
+
+    def look(self, points: Tensor, *, gradient: bool = True) -> View:
+        """Evaluate the points; the gradient belongs to the landscape and must not be changed."""
+
+    def select(self, index: Tensor) -> Self:
+        """Return the landscape of some of the samples."""
+
+
 def pgd(
     network: Network,
     box: Box,
@@ -59,73 +78,103 @@ def pgd(
     """
     box = box.detach()
     first = box.sample() if start is None else box.project(start.detach())
+    landscape = NetworkLandscape(network, goal)
     if keep == "last":
         if restarts != 1 or stop:
             raise ValueError('keep="last" goes with one restart and without stop')
-        return _ascend(network, box, goal, first, steps, None)
-    search = _Search(first, stop)
+        return climb(landscape, box, first, steps, None)
+    search = Search(first.clone(), stop=stop)
     for restart in range(restarts):
         if not len(search.alive):
             break
         narrowed = box[search.alive]
         points = first if restart == 0 else narrowed.sample()
-        _ascend(network, narrowed, goal.select(search.alive), points, steps, search)
+        climb(landscape.select(search.alive), narrowed, points, steps, search)
     return search.best
 
 
-class _Search:
-    """The best point of each sample so far, and which samples are still searched."""
+class Search:
+    """The best point of each sample so far, and which samples are still searched.
 
-    def __init__(self, start: Tensor, stop: bool) -> None:
-        self.best = start.clone()
-        self.score = start.new_full((len(start),), -torch.inf)
-        self.alive = torch.arange(len(start), device=start.device)
-        self.stop = stop
+    `best` is filled in place. With `stop`, samples leave when their goal is reached; with
+    `settle`, when their point no longer moves: a sign step that leads nowhere is the last one.
+    """
 
-    def record(self, points: Tensor, scores: Tensor, reached: Tensor) -> Tensor | None:
+    def __init__(self, best: Tensor, *, stop: bool = False, settle: bool = False) -> None:
+        self.best = best
+        self.score = best.new_full((len(best),), -torch.inf)
+        self.stop, self.settle = stop, settle
+        self.revive()
+
+    def revive(self) -> None:
+        """Search all samples again."""
+        self.alive = torch.arange(len(self.best), device=self.best.device)
+
+    def record(self, points: Tensor, view: View) -> Tensor | None:
         """Take note of `points`; return the positions that go on, or None if all do."""
-        better = scores > self.score[self.alive]
+        better = view.scores > self.score[self.alive]
         if self.stop:
-            better |= reached  # a broken sample keeps the point that broke it
+            better |= view.reached  # a broken sample keeps the point that broke it
         rows = self.alive[better]
         self.best[rows] = points[better]
-        self.score[rows] = scores[better]
-        if not self.stop or not reached.any():
+        self.score[rows] = view.scores[better]
+        return self._leave(~view.reached) if self.stop else None
+
+    def moving(self, points: Tensor, moved: Tensor) -> Tensor | None:
+        """Return the positions of the points that moved, or None if all did."""
+        return self._leave((points != moved).flatten(1).any(1)) if self.settle else None
+
+    def _leave(self, staying: Tensor) -> Tensor | None:
+        if staying.all():
             return None
-        going = (~reached).nonzero()[:, 0]
+        going = staying.nonzero()[:, 0]
         self.alive = self.alive[going]
         return going
 
 
-def _ascend(
-    network: Network,
-    box: Box,
-    goal: Goal,
-    points: Tensor,
-    steps: Steps,
-    search: _Search | None,
+def climb(
+    landscape: Landscape, box: Box, points: Tensor, steps: Steps, search: Search | None
 ) -> Tensor:
     """Take all steps from `points`, telling `search` of every point visited."""
     for size in steps.sizes():
-        logits, scores, gradient = _evaluate(network, goal, points)
-        going = search.record(points, scores, goal.reached(logits)) if search else None
+        view = landscape.look(points)
+        assert view.gradient is not None
+        gradient = view.gradient
+        going = search.record(points, view) if search else None
         if going is not None:
-            if not len(going):
-                return points
             points, gradient = points[going], gradient[going]
-            box, goal = box[going], goal.select(going)
-        points = box.project(torch.addcmul(points, gradient.sign_(), box.radius, value=size))
+            box, landscape = box[going], landscape.select(going)
+        moved = torch.addcmul(points, gradient.sign(), box.radius, value=size)
+        moved = torch.clamp(moved, box.lower, box.upper, out=moved)
+        going = search.moving(points, moved) if search else None
+        if going is not None:
+            moved, box, landscape = moved[going], box[going], landscape.select(going)
+        points = moved
+        if not len(points):
+            return points
     if search is not None:
-        with torch.no_grad():
-            logits = network(points)
-            search.record(points, goal(logits), goal.reached(logits))
+        search.record(points, landscape.look(points, gradient=False))
     return points
 
 
-def _evaluate(network: Network, goal: Goal, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    with torch.enable_grad():
-        points = points.detach().requires_grad_()
-        logits = network(points)
-        scores = goal(logits)
-        (gradient,) = torch.autograd.grad(scores.sum(), points)
-    return logits.detach(), scores.detach(), gradient
+@dataclass(frozen=True)
+class NetworkLandscape:
+    """The goal's score of a network's outputs, evaluated and differentiated by autograd."""
+
+    network: Network
+    goal: Goal
+
+    def look(self, points: Tensor, *, gradient: bool = True) -> View:
+        """Evaluate the points."""
+        slope = None
+        with torch.set_grad_enabled(gradient):
+            points = points.detach().requires_grad_(gradient)
+            logits = self.network(points)
+            scores = self.goal(logits)
+            if gradient:
+                (slope,) = torch.autograd.grad(scores.sum(), points)
+        return View(scores.detach(), self.goal.reached(logits.detach()), slope)
+
+    def select(self, index: Tensor) -> NetworkLandscape:
+        """Return the landscape of some of the samples."""
+        return NetworkLandscape(self.network, self.goal.select(index))

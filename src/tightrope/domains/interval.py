@@ -26,15 +26,24 @@ from tightrope.domains.relu_box import relu_box
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
+from tightrope.graph.graph import Rules
 
 
 def bounds(
-    graph: Graph, box: Box, *, keep: Collection[int] = (), rounding: float = 0.0
+    graph: Graph,
+    box: Box,
+    *,
+    keep: Collection[int] = (),
+    rounding: float = 0.0,
+    rules: Rules | None = None,
 ) -> tuple[Box, dict[int, Box]]:
-    """Return bounds on the output and on the nodes at the positions in `keep`."""
+    """Return bounds on the output and on the nodes at the positions in `keep`.
+
+    `rules` are others than this module's, for training with bounds that are not sound.
+    """
     if rounding and box.centered:
         box = _around(*box.middle, rounding)  # strict rules start from corners
-    boxes = graph.propagate(RULES, box, keep=keep, rounding=rounding)
+    boxes = graph.propagate(rules or RULES, box, keep=keep, rounding=rounding)
     return boxes[len(graph.nodes) - 1], boxes
 
 
@@ -45,6 +54,7 @@ def margins(
     *,
     keep: Collection[int] = (),
     rounding: float = 0.0,
+    rules: Rules | None = None,
 ) -> tuple[Tensor, dict[int, Box]]:
     """Return lower bounds on `o_y - o_i` for all classes i, of shape [batch, classes].
 
@@ -54,11 +64,11 @@ def margins(
     """
     last = graph.nodes[-1]
     if not isinstance(last.op, ops.Linear) or len(last.shape) != 1:
-        output, boxes = bounds(graph, box, keep=keep, rounding=rounding)
+        output, boxes = bounds(graph, box, keep=keep, rounding=rounding, rules=rules)
         return _differences(output, labels), boxes
     body = Graph(graph.nodes[:-1])
     end = len(graph.nodes) - 1
-    latent, boxes = bounds(body, box, keep={*keep} - {end}, rounding=rounding)
+    latent, boxes = bounds(body, box, keep={*keep} - {end}, rounding=rounding, rules=rules)
     if end in keep:
         boxes[end] = _affine(last.op, latent, rounding=rounding)
     return linear_margins(last.op, latent, labels, rounding=rounding), boxes

@@ -27,7 +27,8 @@ class FixedModel:
 
     `graph` computes bounds and is differentiable in the parameters; `frozen` is the same
     function without parameter gradients, for attacks; `logits` are the outputs on the clean
-    batch `x`. `watched` are positions whose boxes the trainer wants back from the objective.
+    batch `x`. `watched` are positions whose boxes the trainer wants back from the objective;
+    `progress` is the present radius as a share of the final one.
     """
 
     def __init__(
@@ -37,10 +38,12 @@ class FixedModel:
         logits: Tensor | None = None,
         *,
         watched: tuple[int, ...] = (),
+        progress: float = 1.0,
     ) -> None:
         self.graph = graph
         self.x = x
         self.watched = watched
+        self.progress = progress
         if logits is not None:
             self.__dict__["logits"] = logits
 

@@ -29,9 +29,7 @@ def fast_regularizer(input_box: Box, boxes: Sequence[Box]) -> Tensor:
 
 def tightness(input_box: Box, boxes: Sequence[Box]) -> Tensor:
     """Return the mean over layers of `max(0, tau - r_0 / r_i) / tau`."""
-    first = input_box.radius.mean()
-    widths = torch.stack([box.radius.mean() for box in boxes]).clamp(min=1e-12)
-    return (TAU - first / widths).clamp(min=0).mean() / TAU
+    return _tightness(input_box.radius.mean(), torch.stack([box.radius.mean() for box in boxes]))
 
 
 def relu_balance(boxes: Sequence[Box]) -> Tensor:
@@ -39,18 +37,42 @@ def relu_balance(boxes: Sequence[Box]) -> Tensor:
 
     A layer with neither active nor inactive neurons has no ratio and does not count.
     """
-    return torch.stack([_imbalance(box) for box in boxes]).mean() / TAU
+    return _relu_balance(torch.stack([_moments(box) for box in boxes]))
 
 
-def _imbalance(box: Box) -> Tensor:
+def batch_moments(input_box: Box, boxes: Sequence[Box]) -> Tensor:
+    """Return the means over the batch that the regularisers are made of, as one vector."""
+    layers = torch.stack([_moments(box) for box in boxes])
+    return torch.cat((input_box.radius.mean()[None], layers.flatten()))
+
+
+def of_moments(moments: Tensor) -> Tensor:
+    """Return `L_tight + L_relu` from the means of a whole batch."""
+    layers = moments[1:].unflatten(0, (-1, 8))
+    return _tightness(moments[0], layers[:, 0]) + _relu_balance(layers)
+
+
+def _moments(box: Box) -> Tensor:
+    """Return the mean radius and centre, and the 0th to 2nd moment of active and inactive ones."""
     center = box.center
-    active, inactive = box.lower > 0, box.upper < 0
-    if not (active.any() or inactive.any()):
-        return center.new_zeros(())
-    spread = (center - center.mean()).square()
-    means = (center * active).mean(), -(center * inactive).mean()
-    variances = (spread * active).sum(), (spread * inactive).sum()
-    return _deficit(*means) + _deficit(*variances)
+    masks = box.lower > 0, box.upper < 0
+    parts = [[(center**n * mask).mean() for n in range(3)] for mask in masks]
+    return torch.stack([box.radius.mean(), center.mean(), *parts[0], *parts[1]])
+
+
+def _tightness(first: Tensor, widths: Tensor) -> Tensor:
+    return (TAU - first / widths.clamp(min=1e-12)).clamp(min=0).mean() / TAU
+
+
+def _relu_balance(layers: Tensor) -> Tensor:
+    mean = layers[:, 1]
+    sides = layers[:, 2:5], layers[:, 5:8]
+    means = _deficit(sides[0][:, 1], -sides[1][:, 1])
+    # The sum of (c - mean)^2 over the active (or inactive) neurons.
+    spreads = [m[:, 2] - 2 * mean * m[:, 1] + mean**2 * m[:, 0] for m in sides]
+    variances = _deficit(*(spread.clamp(min=0) for spread in spreads))
+    counts = sides[0][:, 0] + sides[1][:, 0] > 0
+    return ((means + variances) * counts).mean() / TAU
 
 
 def _deficit(a: Tensor, b: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import tomli_w
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.radius import format_radius, parse_radius
 from tightrope.training import parsing
-from tightrope.training.objectives import METHODS, find_method, method_options
+from tightrope.training.objectives import METHODS, find_method, method_options, section
 from tightrope.training.parsing import Parser
 
 
@@ -84,6 +84,9 @@ class Settings:
     regularizer_weight: float = _setting(
         0.5, parsing.number(0), "weight of Shi et al.'s regularisers during annealing"
     )
+    natural_weight: float = _setting(
+        0.0, parsing.number(0, maximum=1), "share of the clean loss in the loss"
+    )
     precise_bn: bool = _setting(False, parsing.flag, "recompute BatchNorm statistics each epoch")
     select: str = _setting(
         "best", parsing.choice("best", "last", "test"), "which epoch's weights to keep"
@@ -99,7 +102,7 @@ class Settings:
         method = given.get("method", "ibp")
         if not isinstance(method, str):
             raise UserError(f"method must be a name, got {method!r}")
-        options = {f"{method}.{name}": f for name, f in method_options(method).items()}
+        options = {f"{section(method)}.{name}": f for name, f in method_options(method).items()}
         values: dict[str, Any] = {}
         chosen: dict[str, Any] = {}
         for name, value in given.items():
@@ -125,13 +128,15 @@ class Settings:
 
         `normalize` is the data set's default, `network` are the architecture's arguments.
         """
-        bounds = find_method(self.method).propagates_boxes
+        method = find_method(self.method)
+        bounds = method.propagates_boxes
+        share = getattr(method, "annealing_share", 2 / 7 if bounds else 0.0)
         derived = {
             **network,
             "normalize": normalize,
             "initialization": "shi" if bounds else "default",
             "train_eps": self.eps,
-            "annealing_epochs": round(self.epochs * 2 / 7) if bounds else 0,
+            "annealing_epochs": round(self.epochs * share),
             "decay_epochs": tuple(sorted({round(self.epochs * n / 7) for n in (5, 6)} - {0})),
         }
         missing = {k: v for k, v in derived.items() if getattr(self, k) is None}
@@ -173,7 +178,7 @@ class Settings:
             for name, value in self.options.items()
             if value is not None or defaults[name] is not None
         }
-        return {**table, self.method: options} if options else table
+        return {**table, section(self.method): options} if options else table
 
     def to_toml(self) -> str:
         """Return the text of `config.toml`."""
@@ -200,10 +205,12 @@ def _parse_one(name: str, parser: Parser, value: Any) -> Any:
 
 def _unknown_setting(name: str, method: str, known: list[str]) -> UserError:
     head, dot, _ = name.partition(".")
-    if dot and head in METHODS and head != method:
-        return UserError(f"{name} belongs to method {head!r}, but the method is {method!r}")
-    if dot and head == method:
-        own = [k for k in known if k.startswith(f"{method}.")]
+    owners = {section(other): other for other in METHODS}
+    if dot and owners.get(head, method) != method:
+        owner = owners[head]
+        return UserError(f"{name} belongs to method {owner!r}, but the method is {method!r}")
+    if dot and head == section(method):
+        own = [k for k in known if k.startswith(f"{head}.")]
         if not own:
             return UserError(f"method {method!r} takes no options, got {name!r}")
         return unknown_name("setting", name, own)

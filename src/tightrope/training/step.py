@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +43,8 @@ class Step:
     """Computes the gradients of a batch.
 
     `regularizer_weight` scales Shi et al.'s regularisers while the radius is below `target`;
-    `accumulate` is the number of parts in which the batch is computed.
+    `natural_weight` is the share of the clean loss; `accumulate` is the number of parts in which
+    the batch is computed.
     """
 
     graph: Graph
@@ -50,6 +53,7 @@ class Step:
     regularizer_weight: float = 0.0
     l1: float = 0.0
     accumulate: int = 1
+    natural_weight: float = 0.0
 
     def __call__(self, x: Tensor, y: Tensor, radius: float, *, annealing: bool) -> StepResult:
         """Run the batch and leave the gradients in the parameters."""
@@ -60,29 +64,39 @@ class Step:
             (self.l1 * regularizers.l1(self.graph)).backward()
         if self.accumulate > 1:
             return self._in_parts(x, y, radius, weight)
-        return self._backward(training_model(self.graph, x), y, radius, weight, share=1.0)
+        model = training_model(self.graph, x)
+        loss, extra = self._losses(model, y, radius, weight, regularizers.of_moments)
+        value = (1 - self.natural_weight) * loss.value + extra
+        value.backward()
+        return _result(model, y, radius, loss, value)
 
-    def _backward(
-        self, model: FixedModel, y: Tensor, radius: float, weight: float, *, share: float
-    ) -> StepResult:
+    def _losses(
+        self,
+        model: FixedModel,
+        y: Tensor,
+        radius: float,
+        weight: float,
+        regularizer: Callable[[Tensor], Tensor],
+    ) -> tuple[Loss, Tensor]:
+        """Return the objective's loss, and what is added to it: a mean over the samples."""
         input_position, relu_inputs = watched_positions(model.graph)
         weight = weight if relu_inputs else 0.0
+        model.progress = radius / self.target
         if weight:
             model.watched = (input_position, *relu_inputs)
         if radius == 0:
             loss = Loss(F.cross_entropy(model.logits, y))
         else:
             loss = self.objective(model, model.x, y, radius)
-        value = loss.value
+        extra = loss.value.new_zeros(())
+        if self.natural_weight:
+            extra = extra + self.natural_weight * F.cross_entropy(model.logits, y)
         if weight:
             boxes = loss.boxes or self._narrow_boxes(model)
             watched = [boxes[i] for i in relu_inputs]
-            value = value + weight * regularizers.fast_regularizer(boxes[input_position], watched)
-        (value * share).backward()
-        with torch.no_grad():
-            natural = int((~misclassified(model.logits.detach(), y)).sum())
-        robust = natural if radius == 0 else None if loss.robust is None else int(loss.robust.sum())
-        return StepResult(len(y), float(value.detach()) * len(y), natural, robust)
+            moments = regularizers.batch_moments(boxes[input_position], watched)
+            extra = extra + weight * regularizer(moments)
+        return loss, extra
 
     def _narrow_boxes(self, model: FixedModel) -> dict[int, Box]:
         box = Box.ball(model.x, REGULARIZER_RADIUS)
@@ -100,26 +114,129 @@ class Step:
             i: tuple(t.detach().requires_grad_() for t in pair) for i, pair in statistics.items()
         }
         output = None if logits is None else logits.detach().requires_grad_()
+
+        def parts() -> Iterator[tuple[FixedModel, Tensor, float]]:
+            for inside in _slices(len(x), self.accumulate):
+                fixed = fix(self.graph, {i: (m, v) for i, (m, v) in leaves.items()})
+                clean = None if output is None else output[inside]
+                yield FixedModel(fixed, x[inside], clean), y[inside], len(y[inside]) / len(y)
+
+        regularizer = self._linear_regularizer(parts(), radius, weight) if weight else _zero
+        ends = [t for pair in leaves.values() for t in pair] + ([] if output is None else [output])
+        gradients = PartGradients([*_parameters(self.graph), *ends])
         results = []
-        for part in torch.arange(len(x)).tensor_split(self.accumulate):
-            if not len(part):
-                continue
-            inside = slice(int(part[0]), int(part[-1]) + 1)
-            model = FixedModel(
-                fix(self.graph, {i: (m, v) for i, (m, v) in leaves.items()}),
-                x[inside],
-                None if output is None else output[inside],
-            )
-            share = len(part) / len(x)
-            results.append(self._backward(model, y[inside], radius, weight, share=share))
+        for model, labels, share in parts():
+            loss, extra = self._losses(model, labels, radius, weight, regularizer)
+            gradients.add(loss, extra, 1 - self.natural_weight, share)
+            results.append(_result(model, labels, radius, loss, loss.value))
+        value = gradients.finish()
         _send_back(statistics, leaves, logits, output)
         robust = [r.robust for r in results if r.robust is not None]
         return StepResult(
-            sum(r.samples for r in results),
-            sum(r.loss for r in results),
-            sum(r.natural for r in results),
-            sum(robust) if robust else None,
+            len(x), value * len(x), sum(r.natural for r in results), sum(robust) if robust else None
         )
+
+    def _linear_regularizer(
+        self, parts: Iterable[tuple[FixedModel, Tensor, float]], radius: float, weight: float
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the regulariser as a linear function of a part's moments.
+
+        It is a function of means over the whole batch, so these are taken first. Attacks draw
+        the same random points again when the parts are computed for good.
+        """
+        total: list[Tensor] = []
+
+        def collect(moments: Tensor, share: float) -> Tensor:
+            total.append(moments * share)
+            return moments.sum()
+
+        with torch.no_grad(), torch.random.fork_rng():
+            for model, y, share in parts:
+                self._losses(model, y, radius, weight, partial(collect, share=share))
+        if not total:
+            return _zero
+        with torch.enable_grad():
+            moments = torch.stack(total).sum(0).requires_grad_()
+            (slope,) = torch.autograd.grad(regularizers.of_moments(moments), moments)
+        return lambda part: part @ slope
+
+
+class PartGradients:
+    """Adds up the gradients of a loss that combines means over a batch computed in parts.
+
+    Each mean gets gradients of its own, which are weighted once the means of the whole batch
+    are known. Losses that are means themselves need one backward pass, like a whole batch.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self.inputs = inputs
+        self.gradients: list[list[Tensor | None]] = []
+        self.means: Tensor | None = None
+        self.combine: Callable[..., Tensor] = lambda *means: sum(means)
+
+    def add(self, loss: Loss, extra: Tensor, factor: float, share: float) -> None:
+        """Add the gradients of a part that holds that share of the batch."""
+        terms: tuple[Tensor, ...] = (factor * loss.value + extra,)
+        if combine := loss.combine:
+            terms = (*loss.means, extra)
+            self.combine = lambda *means: factor * combine(*means[:-1]) + means[-1]
+        means = torch.stack([term.detach() for term in terms]) * share
+        self.means = means if self.means is None else self.means + means
+        self.gradients = self.gradients or [[None] * len(self.inputs) for _ in terms]
+        for k, term in enumerate(terms):
+            if not term.requires_grad:
+                continue
+            later = any(t.requires_grad for t in terms[k + 1 :])
+            new = torch.autograd.grad(
+                term * share, self.inputs, retain_graph=later, allow_unused=True
+            )
+            before = self.gradients[k]
+            self.gradients[k] = [_plus(a, b) for a, b in zip(before, new, strict=True)]
+
+    def finish(self) -> float:
+        """Leave the weighted gradients in the inputs, and return the loss of the batch."""
+        assert self.means is not None
+        with torch.enable_grad():
+            means = [m.requires_grad_() for m in self.means.unbind()]
+            value = self.combine(*means)
+            factors = torch.autograd.grad(value, means)
+        for factor, gradients in zip(factors, self.gradients, strict=True):
+            for tensor, gradient in zip(self.inputs, gradients, strict=True):
+                tensor.grad = _plus(tensor.grad, None if gradient is None else factor * gradient)
+        return float(value.detach())
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _zero(moments: Tensor) -> Tensor:
+    return moments.new_zeros(())
+
+
+def _slices(samples: int, parts: int) -> Iterator[slice]:
+    for part in torch.arange(samples).tensor_split(parts):
+        if len(part):
+            yield slice(int(part[0]), int(part[-1]) + 1)
+
+
+def _parameters(graph: Graph) -> list[Tensor]:
+    found: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.requires_grad:
+            found[id(tensor)] = tensor
+        return tensor
+
+    graph.map_tensors(note)
+    return list(found.values())
+
+
+def _result(model: FixedModel, y: Tensor, radius: float, loss: Loss, value: Tensor) -> StepResult:
+    with torch.no_grad():
+        natural = int((~misclassified(model.logits.detach(), y)).sum())
+    robust = natural if radius == 0 else None if loss.robust is None else int(loss.robust.sum())
+    return StepResult(len(y), float(value.detach()) * len(y), natural, robust)
 
 
 def _send_back(

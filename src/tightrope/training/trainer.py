@@ -78,6 +78,9 @@ class Trainer:
         self.settings = settings
         self.objective = objective
         self.graph = trace(self.module, input_shape)
+        check = getattr(objective, "check", None)
+        if check is not None:
+            check(self.graph)
         if settings.initialization == "shi":
             initialize(self.graph)
         self.optimizer = make_optimizer(self.module, settings)
@@ -118,8 +121,8 @@ class Trainer:
         settings, started = self.settings, time.perf_counter()
         rate = self._set_learning_rate(epoch)
         schedule = radius_schedule(settings, len(batches))
-        step = self._make_step()
         annealing = epoch < settings.warmup_epochs + (settings.annealing_epochs or 0)
+        step = self._make_step(annealing)
         totals, radius = Totals(), 0.0
         self.module.train()
         for i, (x, y) in enumerate(batches):
@@ -144,16 +147,19 @@ class Trainer:
             "seconds": time.perf_counter() - started,
         }
 
-    def _make_step(self) -> Step:
+    def _make_step(self, annealing: bool) -> Step:
         s = self.settings
         assert s.train_eps is not None
+        # Methods that attack latent boxes begin once the boxes have been made small.
+        easier = getattr(self.objective, "annealing", None) if annealing else None
         return Step(
             self.graph,
-            self.objective,
+            easier or self.objective,
             target=float(s.train_eps),
             regularizer_weight=s.regularizer_weight if self.objective.propagates_boxes else 0.0,
             l1=s.l1,
             accumulate=s.accumulate,
+            natural_weight=s.natural_weight,
         )
 
     def _set_learning_rate(self, epoch: int) -> float:

@@ -8,11 +8,18 @@ from typing import Any
 
 from tightrope.errors import unknown_name
 from tightrope.training.objectives.base import Loss, Objective
+from tightrope.training.objectives.expressive import CCIBP, EXPIBP, MTLIBP
 from tightrope.training.objectives.ibp import IBP
+from tightrope.training.objectives.ibp_r import IBPR
+from tightrope.training.objectives.multi_pgd import MultiPGD
 from tightrope.training.objectives.pgd import PGD
+from tightrope.training.objectives.sabr import SABR
 from tightrope.training.objectives.standard import Standard
+from tightrope.training.objectives.staps import STAPS
+from tightrope.training.objectives.taps import TAPS
 
-METHODS: dict[str, type[Any]] = {method.name: method for method in (Standard, PGD, IBP)}
+_ALL = (Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR)
+METHODS: dict[str, type[Any]] = {method.name: method for method in _ALL}
 
 
 def find_method(name: str) -> type[Any]:
@@ -27,13 +34,27 @@ def method_options(name: str) -> Mapping[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(find_method(name))}
 
 
+def section(name: str) -> str:
+    """Return the name under which a method's options appear in the settings: mtl.alpha."""
+    return str(getattr(find_method(name), "section", name))
+
+
 __all__ = [
+    "CCIBP",
+    "EXPIBP",
     "IBP",
+    "IBPR",
     "METHODS",
+    "MTLIBP",
     "PGD",
+    "SABR",
+    "STAPS",
+    "TAPS",
     "Loss",
+    "MultiPGD",
     "Objective",
     "Standard",
     "find_method",
     "method_options",
+    "section",
 ]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.domains import interval
 from tightrope.training.batchnorm import FixedModel
 from tightrope.training.objectives.base import Loss
+from tightrope.training.objectives.propagation import interval_loss
 
 
 @dataclass(frozen=True)
@@ -29,16 +27,3 @@ class IBP:
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return `L_IBP = ln(1 + sum_i exp(upper bound of o_i - o_y))`, the paper's Eq. (2)."""
         return interval_loss(model, Box.ball(x, radius), y)
-
-
-def interval_loss(model: FixedModel, box: Box, y: Tensor) -> Loss:
-    """Return the cross-entropy of the interval bounds over `box`."""
-    margins, boxes = interval.margins(model.graph, box, y, keep=model.watched)
-    # With 0 for the true class, -margins are the worst-case logits of Eq. (2).
-    return Loss(F.cross_entropy(-margins, y), certified(margins, y), boxes=boxes)
-
-
-def certified(margins: Tensor, y: Tensor) -> Tensor:
-    """Return which samples have only positive margins `o_y - o_i`."""
-    others = margins.detach().scatter(1, y[:, None], torch.inf)
-    return (others > 0).all(1)

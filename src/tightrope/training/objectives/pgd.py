@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.attacks import CrossEntropy, Steps, misclassified, pgd
+from tightrope.attacks import misclassified
 from tightrope.box import Box
-from tightrope.errors import UserError
 from tightrope.training.batchnorm import FixedModel
-from tightrope.training.objectives.base import Loss
+from tightrope.training.objectives.base import Loss, require
+from tightrope.training.objectives.regions import adversarial_points
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,23 @@ class PGD:
     step_size: float | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.restarts < 1:
-            raise UserError("pgd.steps and pgd.restarts must be at least 1")
-        if self.step_size is not None and not 0 < self.step_size < math.inf:
-            raise UserError(f"pgd.step_size must be positive, got {self.step_size}")
+        counts = self.steps > 0 and self.restarts > 0
+        require(counts, "pgd.steps and pgd.restarts must be at least 1")
+        size = self.step_size
+        text = f"pgd.step_size must be positive, got {size}"
+        require(size is None or 0 < size < math.inf, text)
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return `CE(f(x'), y)` at the point x' in the ball that PGD finds."""
-        size = self.step_size or max(0.25, 2 / self.steps)
-        adversarial = pgd(
-            model.frozen,
+        adversarial = adversarial_points(
+            model,
             Box.ball(x, radius),
-            CrossEntropy(y),
-            steps=Steps(self.steps, size),
+            y,
+            steps=self.steps,
             restarts=self.restarts,
+            step_size=self.step_size,
             # One restart trains on its last iterate (Madry et al.); several need comparing.
-            keep="last" if self.restarts == 1 else "best",
+            last=True,
         )
         logits = model.graph(adversarial)
         return Loss(F.cross_entropy(logits, y), ~misclassified(logits.detach(), y))

@@ -1,0 +1,154 @@
+"""Attacks inside latent boxes: one point per wrong class, or one point for all.
+
+The multi-estimator attack (the paper's Section 3.3) looks, for every wrong class i of every
+sample, for the point of the sample's box where `o_i - o_y` is largest. All samples and classes
+are searched in one batch, cut into pieces by memory only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tightrope.attacks.goals import CrossEntropy, Targeted
+from tightrope.attacks.increments import SMALLEST_LAYER, IncrementalMargins, linear_pair
+from tightrope.attacks.pgd import Landscape, NetworkLandscape, Search, Steps, climb, pgd
+from tightrope.attacks.points import for_points
+from tightrope.attacks.sparse import attack_reduced, convolution_pair
+from tightrope.box import Box
+from tightrope.graph import Graph, ops
+
+# Pieces of about this many bytes stay in the caches of common processors.
+CACHE = 64 << 20
+
+
+def latent_steps(count: int, size: float | None = None, decay: float = 0.1) -> Steps:
+    """Return the steps of the paper's latent attack.
+
+    `size` is relative to the full width, by default `max(0.2, 2 / count)`; it drops by `decay`
+    late in the attack if that has at least 20 steps.
+    """
+    width_share = max(0.2, 2 / count) if size is None else size
+    if count < 20:
+        milestones: tuple[float, ...] = ()
+    elif count <= 50:
+        milestones = (0.7,)
+    elif count <= 80:
+        milestones = (0.4, 0.7)
+    else:
+        milestones = (0.3, 0.6, 0.8)
+    return Steps(count, size=2 * width_share, decay=decay, milestones=milestones)
+
+
+def wrong_classes(labels: Tensor, classes: int) -> Tensor:
+    """Return the classes other than the label, in order: [batch, classes - 1]."""
+    others = torch.arange(classes - 1, device=labels.device).expand(len(labels), -1)
+    return others + (others >= labels[:, None])
+
+
+def attack_margins(
+    classifier: Graph,
+    box: Box,
+    labels: Tensor,
+    *,
+    steps: Steps,
+    restarts: int = 1,
+    start: Tensor | None = None,
+    memory: int | None = None,
+    plain: bool = False,
+) -> Tensor:
+    """Return the point with the largest `o_i - o_y` found, for every wrong class i.
+
+    The result is [batch, classes - 1, ...], in the order of `wrong_classes`. Every estimator
+    begins at its own uniform random point (in the first restart at `start`, if given), and the
+    best point it visits counts, the first one included. `memory` is the number of bytes to use
+    besides the points themselves, by default what suits the processor; it does not change the
+    result. Classifiers with one hidden layer are evaluated in ways that do less work for the
+    same result, unless `plain`.
+    """
+    box, classifier = box.detach(), classifier.detach()
+    targets = wrong_classes(labels, classifier.output_shape[0])
+    count = targets.shape[1]
+    if memory is None:
+        memory = _suitable_memory(classifier, box.lower.device)
+    fast = not plain and box.lower.device.type == "cpu"
+    convolution = convolution_pair(classifier) if fast else None
+    if convolution is not None:
+        return attack_reduced(
+            *convolution,
+            box,
+            labels,
+            targets,
+            steps=steps,
+            restarts=restarts,
+            start=start,
+            memory=memory,
+        )
+    make = _Landscapes(classifier, fast)
+    points = box.sample(count) if start is None else _inside(box, start)
+    searches: dict[int, Search] = {}
+    for restart in range(restarts):
+        # Drawn for the whole batch, so that the pieces have no influence on the points.
+        fresh = points if restart == 0 else box.sample(count)
+        for piece in _pieces(classifier, len(labels) * count, count, points.element_size(), memory):
+            rows = points[piece].flatten(0, 1)
+            search = searches.setdefault(piece.start, Search(rows, settle=True))
+            search.revive()
+            boxes = box[piece].repeat(count)
+            landscape = make(labels[piece].repeat_interleave(count), targets[piece].flatten())
+            climb(landscape, boxes, fresh[piece].flatten(0, 1).clone(), steps, search)
+    return points
+
+
+def _inside(box: Box, start: Tensor) -> Tensor:
+    return torch.clamp(start.detach(), box.lower.unsqueeze(1), box.upper.unsqueeze(1))
+
+
+def attack_loss(
+    classifier: Graph, box: Box, labels: Tensor, *, steps: Steps, restarts: int = 1
+) -> Tensor:
+    """Return one point per box with the largest cross-entropy found: [batch, 1, ...]."""
+    network = for_points(classifier)
+    return pgd(network, box, CrossEntropy(labels), steps=steps, restarts=restarts).unsqueeze(1)
+
+
+class _Landscapes:
+    """Makes the landscapes of a classifier, in whichever way is fastest."""
+
+    def __init__(self, classifier: Graph, fast: bool) -> None:
+        self.pair = linear_pair(classifier) if fast else None
+        if self.pair is not None and self.pair[0].weight.numel() < SMALLEST_LAYER:
+            self.pair = None
+        self.network = for_points(classifier)
+
+    def __call__(self, labels: Tensor, targets: Tensor) -> Landscape:
+        if self.pair is not None:
+            return IncrementalMargins.of(*self.pair, labels, targets)
+        return NetworkLandscape(self.network, Targeted(labels, targets))
+
+
+def _pieces(
+    classifier: Graph, points: int, count: int, element: int, memory: int
+) -> Iterator[slice]:
+    """Cut the samples into pieces whose search fits into `memory` bytes."""
+    latent = math.prod(classifier.input_shape)
+    activations = sum(math.prod(node.shape) for node in classifier.nodes[1:])
+    # Corners, radius, points, moved points, gradient and its sign; activations and their own.
+    each = (8 * latent + 2 * activations) * element * count
+    size = max(1, memory // max(each, 1))
+    samples = points // count if count else 0
+    for start in range(0, samples, size):
+        yield slice(start, min(start + size, samples))
+
+
+def _suitable_memory(classifier: Graph, device: torch.device) -> int:
+    """Return a working set that a processor likes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 2
+    layers = (n.op for n in classifier.nodes if isinstance(n.op, ops.Linear | ops.Conv2d))
+    weights = sum(op.weight.numel() * op.weight.element_size() for op in layers)
+    # Smaller pieces than the weights would be spent on reading the weights.
+    return max(CACHE, 2 * weights)

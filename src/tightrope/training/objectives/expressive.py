@@ -1,0 +1,119 @@
+"""Expressive losses (De Palma et al. 2024): between an attack's loss and the IBP loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor
+
+from tightrope.box import Box
+from tightrope.domains import interval
+from tightrope.training.batchnorm import FixedModel
+from tightrope.training.objectives.base import Loss, certified, require
+from tightrope.training.objectives.propagation import margin_loss
+from tightrope.training.objectives.regions import adversarial_points
+
+
+@dataclass(frozen=True)
+class _Expressive:
+    """The options and the two ends that these losses share.
+
+    `alpha` goes from 0 (adversarial) to 1 (IBP). The attack has `steps` of `step_size` half-widths
+    (by default `max(0.25, 2 / steps)`) in a ball that is `attack_scale` times as large.
+    """
+
+    section: ClassVar[str]
+    propagates_boxes: ClassVar[bool] = True
+
+    alpha: float = 0.5
+    steps: int = 8
+    restarts: int = 1
+    step_size: float | None = None
+    attack_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        name, alpha = self.section, self.alpha
+        require(0 <= alpha <= 1, f"{name}.alpha must be between 0 and 1, got {alpha}")
+        counts = self.steps > 0 and self.restarts > 0
+        require(counts, f"{name}.steps and {name}.restarts must be at least 1")
+        size = self.step_size
+        require(size is None or 0 < size < math.inf, f"{name}.step_size must be positive")
+        require(0 < self.attack_scale < math.inf, f"{name}.attack_scale must be positive")
+
+    def margins(
+        self, model: FixedModel, x: Tensor, y: Tensor, radius: float
+    ) -> tuple[Tensor, Tensor, Mapping[int, Box]]:
+        """Return `o_y - o_i` at the adversarial point, IBP's lower bounds of it, and boxes."""
+        points = adversarial_points(
+            model,
+            Box.ball(x, self.attack_scale * radius),
+            y,
+            steps=self.steps,
+            restarts=self.restarts,
+            step_size=self.step_size,
+            last=self.steps == 1,  # a single step is taken, whether it helps or not
+        )
+        logits = model.graph(points)
+        adversarial = logits.gather(1, y[:, None]) - logits
+        bound, boxes = interval.margins(model.graph, Box.ball(x, radius), y, keep=model.watched)
+        return adversarial, bound, boxes
+
+    def robust(self, adversarial: Tensor, bound: Tensor, y: Tensor) -> Tensor:
+        """Return which samples the interpolated margins call robust."""
+        return certified(self.alpha * bound + (1 - self.alpha) * adversarial, y)
+
+
+@dataclass(frozen=True)
+class MTLIBP(_Expressive):
+    """A weighted sum of the adversarial and the IBP loss."""
+
+    name: ClassVar[str] = "mtl-ibp"
+    section: ClassVar[str] = "mtl"
+    summary: ClassVar[str] = "weighted sum of the adversarial and the IBP loss"
+
+    def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
+        """Return `alpha L_IBP + (1 - alpha) L_adv`."""
+        adversarial, bound, boxes = self.margins(model, x, y, radius)
+        value = self.alpha * margin_loss(bound, y) + (1 - self.alpha) * margin_loss(adversarial, y)
+        return Loss(value, self.robust(adversarial, bound, y), boxes=boxes)
+
+
+@dataclass(frozen=True)
+class CCIBP(_Expressive):
+    """Cross-entropy of convex combinations of adversarial and IBP margins."""
+
+    name: ClassVar[str] = "cc-ibp"
+    section: ClassVar[str] = "cc"
+    summary: ClassVar[str] = "cross-entropy of convex combinations of margins"
+
+    def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
+        """Return the cross-entropy of `alpha m_IBP + (1 - alpha) m_adv`."""
+        adversarial, bound, boxes = self.margins(model, x, y, radius)
+        combined = self.alpha * bound + (1 - self.alpha) * adversarial
+        return Loss(margin_loss(combined, y), certified(combined, y), boxes=boxes)
+
+
+@dataclass(frozen=True)
+class EXPIBP(_Expressive):
+    """The geometric mean of the adversarial and the IBP loss."""
+
+    name: ClassVar[str] = "exp-ibp"
+    section: ClassVar[str] = "exp"
+    summary: ClassVar[str] = "geometric mean of the adversarial and the IBP loss"
+
+    def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
+        """Return `L_IBP^alpha L_adv^(1 - alpha)`, of the batch's means."""
+        adversarial, bound, boxes = self.margins(model, x, y, radius)
+        robust = self.robust(adversarial, bound, y)
+        combine = partial(geometric_mean, alpha=self.alpha)
+        losses = margin_loss(bound, y), margin_loss(adversarial, y)
+        return Loss.of(combine, *losses, robust=robust, boxes=boxes)
+
+
+def geometric_mean(bound: Tensor, adversarial: Tensor, *, alpha: float) -> Tensor:
+    """Return `bound^alpha adversarial^(1 - alpha)`."""
+    return bound**alpha * adversarial ** (1 - alpha)

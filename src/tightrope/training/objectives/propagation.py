@@ -1,0 +1,92 @@
+"""How a region becomes a loss: interval bounds, or interval bounds and a latent attack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tightrope.attacks import wrong_classes
+from tightrope.box import Box
+from tightrope.domains import interval
+from tightrope.graph import Graph, ops
+from tightrope.graph.dense import dense_rules
+from tightrope.graph.graph import Rules
+from tightrope.training.batchnorm import FixedModel
+from tightrope.training.objectives.base import Loss, certified
+
+
+def interval_loss(model: FixedModel, box: Box, y: Tensor, *, shrink: float = 1.0) -> Loss:
+    """Return the cross-entropy of the interval bounds over `box`: the paper's Eq. (2)."""
+    rules = interval_rules(shrink)
+    margins, boxes = interval.margins(model.graph, box, y, keep=model.watched, rules=rules)
+    return Loss(margin_loss(margins, y), certified(margins, y), boxes=boxes)
+
+
+def margin_loss(margins: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of `ln(1 + sum_i exp(-margin_i))` over lower bounds of `o_y - o_i`.
+
+    With 0 for the true class, `-margins` are worst-case logits.
+    """
+    return F.cross_entropy(-margins, y)
+
+
+def estimated_margins(network: Graph, points: Tensor, y: Tensor) -> Tensor:
+    """Return `o_i - o_y` for each wrong class i: [batch, classes - 1].
+
+    `points` are [batch, estimators, ...]. With one estimator per wrong class, class i is
+    evaluated at its own point only (Section 3.3); a single estimator serves all classes.
+    """
+    values = network.propagate(dense_rules(network), points.flatten(0, 1))
+    logits: Tensor = values[len(network.nodes) - 1].unflatten(0, points.shape[:2])
+    wrong = wrong_classes(y, logits.shape[2])
+    others = logits.gather(2, wrong.unsqueeze(2)) if points.shape[1] > 1 else logits
+    true = logits.gather(2, y.view(-1, 1, 1).expand(-1, logits.shape[1], 1))
+    margins = others - true
+    return margins.squeeze(2) if points.shape[1] > 1 else margins[:, 0].gather(1, wrong)
+
+
+def estimated_loss(margins: Tensor) -> Tensor:
+    """Return the mean of `ln(1 + sum_i exp(o_i - o_y))` over estimated margins, Eq. (5)."""
+    return F.softplus(margins.logsumexp(1)).mean()
+
+
+def interval_rules(shrink: float) -> Rules:
+    """Return the interval rules, with ReLU shrinkage if `shrink` is below 1.
+
+    Shrinkage (Mueller et al. 2023) multiplies the upper bounds of ReLUs that cross zero: bounds
+    for training only, no longer sound.
+    """
+    if shrink == 1:
+        return interval.RULES
+
+    def relu(op: ops.Relu, box: Box, *, rounding: float) -> Box:
+        lower, upper = box.corners
+        factor = torch.where((lower < 0) & (upper > 0), shrink, 1.0)
+        return Box(lower.relu(), (upper * factor).relu())
+
+    rules: Mapping[type[ops.Op], object] = {**interval.RULES, ops.Relu: relu}
+    return rules  # type: ignore[return-value]
+
+
+def scale_gradient(value: Tensor, factor: float) -> Tensor:
+    """Return `value` itself, with its gradient multiplied by `factor`."""
+    return value.detach() + factor * (value - value.detach())
+
+
+def gradient_factors(weight: float, scale: str) -> tuple[float, float]:
+    """Return the factors of `dL_TAPS` and `dL_IBP` in the gradient of the product.
+
+    "plain" is (w, 1), under which the published L1 strengths were tuned; "paper" is Eq. (6)'s
+    (2 alpha, 2 - 2 alpha) with w = alpha / (1 - alpha): the same ratio. An infinite w drops the
+    second.
+    """
+    if math.isinf(weight):
+        return (1.0, 0.0) if scale == "plain" else (2.0, 0.0)
+    if scale == "plain":
+        return weight, 1.0
+    alpha = weight / (1 + weight)
+    return 2 * alpha, 2 - 2 * alpha

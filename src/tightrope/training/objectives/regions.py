@@ -1,0 +1,71 @@
+"""Where in the ball a loss is computed: SABR's small box, and single adversarial points."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tightrope.attacks import CrossEntropy, Steps, pgd
+from tightrope.box import Box
+from tightrope.training.batchnorm import FixedModel
+
+
+def adversarial_points(
+    model: FixedModel,
+    box: Box,
+    y: Tensor,
+    *,
+    steps: int,
+    restarts: int = 1,
+    step_size: float | None = None,
+    last: bool = False,
+) -> Tensor:
+    """Return the points of `box` with the highest cross-entropy that PGD finds.
+
+    `step_size` is relative to the half-width of the box, by default `max(0.25, 2 / steps)`;
+    `last` takes the end of the only restart instead of the best point.
+    """
+    size = step_size or max(0.25, 2 / steps)
+    return pgd(
+        model.frozen,
+        box,
+        CrossEntropy(y),
+        steps=Steps(steps, size),
+        restarts=restarts,
+        keep="last" if last and restarts == 1 else "best",
+    )
+
+
+def small_box(
+    model: FixedModel,
+    x: Tensor,
+    y: Tensor,
+    radius: float,
+    *,
+    ratio: float,
+    steps: int,
+    restarts: int,
+    step_size: float,
+    step_decay: float,
+) -> Box:
+    """Return SABR's box: a part of the ball around an adversarial point.
+
+    Its half-width is `ratio` (the paper's lambda, tau / epsilon) times that of the clipped ball,
+    per pixel; its centre is moved so that it stays inside the ball.
+    """
+    ball = Box.ball(x, radius)
+    if ratio == 1:
+        return ball
+    # Half a step more keeps the rounding of the fractions from losing one.
+    drops = tuple((math.ceil(part * steps) + 0.5) / steps for part in (0.5, 0.8, 0.9))
+    point = pgd(
+        model.frozen,
+        ball,
+        CrossEntropy(y),
+        steps=Steps(steps, step_size, step_decay, drops if step_decay != 1 else ()),
+        restarts=restarts,
+    )
+    half = ratio * ball.radius
+    return Box.around(torch.clamp(point, ball.lower + half, ball.upper - half), half)
