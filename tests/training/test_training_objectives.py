@@ -154,7 +154,7 @@ def test_pgd_steps_relative_to_the_box_and_stays_inside(monkeypatch):
         seen.update(options, box=box)
         return pgd(network, box, goal, **options)
 
-    monkeypatch.setattr("tightrope.training.objectives.pgd.pgd", spy)
+    monkeypatch.setattr("tightrope.training.objectives.regions.pgd", spy)
     x, y = reference.batch()
     model, _ = fixed("plain", 0, x)
     for steps, expected in ((1, 2.0), (4, 0.5), (8, 0.25), (50, 0.25)):

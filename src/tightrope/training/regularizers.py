@@ -67,19 +67,21 @@ def _tightness(first: Tensor, widths: Tensor) -> Tensor:
 def _relu_balance(layers: Tensor) -> Tensor:
     mean = layers[:, 1]
     sides = layers[:, 2:5], layers[:, 5:8]
-    means = _deficit(sides[0][:, 1], -sides[1][:, 1])
-    # The sum of (c - mean)^2 over the active (or inactive) neurons.
+    means = _deficit(sides[0][:, 1], -sides[1][:, 1], torch.zeros_like(mean))
+    # The sum of (c - mean)^2 over the active (or inactive) neurons, and its rounding error.
     spreads = [m[:, 2] - 2 * mean * m[:, 1] + mean**2 * m[:, 0] for m in sides]
-    variances = _deficit(*(spread.clamp(min=0) for spread in spreads))
+    noise = 8 * torch.finfo(mean.dtype).eps * (sides[0][:, 2] + sides[1][:, 2] + mean**2)
+    variances = _deficit(spreads[0], spreads[1], noise.detach())
     counts = sides[0][:, 0] + sides[1][:, 0] > 0
     return ((means + variances) * counts).mean() / TAU
 
 
-def _deficit(a: Tensor, b: Tensor) -> Tensor:
+def _deficit(a: Tensor, b: Tensor, noise: Tensor) -> Tensor:
     """Return `max(0, tau - min(a / b, b / a))`, written so that its gradient is finite."""
     larger = torch.maximum(a, b)
-    ratio = torch.minimum(a, b) / larger.clamp(min=torch.finfo(a.dtype).tiny)
-    return (TAU - ratio).clamp(min=0)
+    defined = larger > noise
+    ratio = torch.minimum(a, b) / torch.where(defined, larger, 1.0)
+    return (TAU - torch.where(defined, ratio, 0.0)).clamp(min=0)
 
 
 def l1(graph: Graph) -> Tensor:

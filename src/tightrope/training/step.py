@@ -157,8 +157,10 @@ class Step:
             return _zero
         with torch.enable_grad():
             moments = torch.stack(total).sum(0).requires_grad_()
-            (slope,) = torch.autograd.grad(regularizers.of_moments(moments), moments)
-        return lambda part: part @ slope
+            value = regularizers.of_moments(moments)
+            (slope,) = torch.autograd.grad(value, moments)
+        offset = (value - moments @ slope).detach()
+        return lambda part: part @ slope + offset
 
 
 class PartGradients:
