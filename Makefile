@@ -19,6 +19,7 @@ test-slow: $(INSTALLED) ## Run the slow tests too: real training and long fuzzin
 
 bench: $(INSTALLED) ## Measure the cost of training steps, relative to a standard step.
 	$(BIN)/python benchmarks/data_loading.py
+	$(BIN)/python benchmarks/latent.py
 	$(BIN)/python benchmarks/steps.py
 
 lint: $(INSTALLED) ## Check style and types.

@@ -2,7 +2,7 @@
 
     import tightrope as tr
 
-    run = tr.train(data="mnist", net="cnn3", method=tr.IBP(), eps=0.1, out="runs/a")
+    run = tr.train(data="mnist", net="cnn3", method=tr.TAPS(), eps=0.1, out="runs/a")
     print(tr.certify(run, samples=1000))
 
 Every command of the command line has a function of the same name here. Names are imported when
@@ -17,34 +17,92 @@ from typing import TYPE_CHECKING, Any
 from tightrope.version import __version__
 
 if TYPE_CHECKING:
-    from tightrope.api import AttackResult, attack, certify, export, train
+    from tightrope.api import (
+        AttackResult,
+        Comparison,
+        Estimate,
+        attack,
+        certify,
+        compare,
+        estimate,
+        export,
+        train,
+    )
     from tightrope.attacks import pgd
     from tightrope.box import Box
     from tightrope.certification import Certification, Verdict
     from tightrope.errors import UserError
     from tightrope.graph import Graph, trace
     from tightrope.runs import Run
-    from tightrope.training.objectives import IBP, PGD, Loss, Objective, Standard
+    from tightrope.training.objectives import (
+        CCIBP,
+        EXPIBP,
+        IBP,
+        IBPR,
+        MTLIBP,
+        PGD,
+        SABR,
+        STAPS,
+        TAPS,
+        Loss,
+        MultiPGD,
+        Objective,
+        Standard,
+    )
 
 _HOMES = {
-    "tightrope.api": ("AttackResult", "attack", "certify", "export", "train"),
+    "tightrope.api": (
+        "AttackResult",
+        "Comparison",
+        "Estimate",
+        "attack",
+        "certify",
+        "compare",
+        "estimate",
+        "export",
+        "train",
+    ),
     "tightrope.attacks": ("pgd",),
     "tightrope.box": ("Box",),
     "tightrope.certification": ("Certification", "Verdict"),
     "tightrope.errors": ("UserError",),
     "tightrope.graph": ("Graph", "trace"),
     "tightrope.runs": ("Run",),
-    "tightrope.training.objectives": ("IBP", "PGD", "Loss", "Objective", "Standard"),
+    "tightrope.training.objectives": (
+        "CCIBP",
+        "EXPIBP",
+        "IBP",
+        "IBPR",
+        "MTLIBP",
+        "PGD",
+        "SABR",
+        "STAPS",
+        "TAPS",
+        "Loss",
+        "MultiPGD",
+        "Objective",
+        "Standard",
+    ),
 }
 
 __all__ = [
+    "CCIBP",
+    "EXPIBP",
     "IBP",
+    "IBPR",
+    "MTLIBP",
     "PGD",
+    "SABR",
+    "STAPS",
+    "TAPS",
     "AttackResult",
     "Box",
     "Certification",
+    "Comparison",
+    "Estimate",
     "Graph",
     "Loss",
+    "MultiPGD",
     "Objective",
     "Run",
     "Standard",
@@ -53,6 +111,8 @@ __all__ = [
     "__version__",
     "attack",
     "certify",
+    "compare",
+    "estimate",
     "export",
     "pgd",
     "trace",

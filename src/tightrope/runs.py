@@ -62,6 +62,11 @@ class Run:
         """The result of `tightrope attack`."""
         return self.folder / "attack.json"
 
+    @property
+    def estimate(self) -> Path:
+        """The result of `tightrope estimate`."""
+        return self.folder / "estimate.json"
+
     def settings(self) -> Settings:
         """Read the settings of the training."""
         self.check()
@@ -127,7 +132,7 @@ class Run:
     def clear(self) -> None:
         """Remove the files of an earlier run from the folder, except its settings."""
         self.clear_certification()
-        files = (self.checkpoint, self.history_file, self.weights, self.attack)
+        files = (self.checkpoint, self.history_file, self.weights, self.attack, self.estimate)
         for path in (*files, self.folder / nets.ARCHITECTURE_FILE):
             path.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ from tightrope.attacks.goals import CrossEntropy, Targeted
 from tightrope.attacks.increments import SMALLEST_LAYER, IncrementalMargins, linear_pair
 from tightrope.attacks.pgd import Landscape, NetworkLandscape, Search, Steps, climb, pgd
 from tightrope.attacks.points import for_points
-from tightrope.attacks.sparse import attack_reduced, convolution_pair
+from tightrope.attacks.sparse import attack_reduced, convolution_pair, is_sparse
 from tightrope.box import Box
 from tightrope.graph import Graph, ops
 
@@ -76,7 +76,7 @@ def attack_margins(
         memory = _suitable_memory(classifier, box.lower.device)
     fast = not plain and box.lower.device.type == "cpu"
     convolution = convolution_pair(classifier) if fast else None
-    if convolution is not None:
+    if convolution is not None and is_sparse(convolution[0], box):
         return attack_reduced(
             *convolution,
             box,

@@ -23,6 +23,9 @@ from tightrope.box import Box
 from tightrope.graph import Graph, evaluate, ops
 from tightrope.graph.dense import DENSE_SIZE, convolution_matrix
 
+# The full convolution is faster when a larger share of its weights than this can matter.
+LARGEST_SHARE = 0.12
+
 
 def convolution_pair(classifier: Graph) -> tuple[ops.Conv2d, ops.Linear] | None:
     """Return the layers of a classifier `convolution, ReLU, flatten, linear`, if it is one."""
@@ -38,6 +41,13 @@ def convolution_pair(classifier: Graph) -> tuple[ops.Conv2d, ops.Linear] | None:
     square = first.weight.shape[2] == first.weight.shape[3] and len({*first.stride}) == 1
     plain = first.groups == 1 and first.dilation == (1, 1) and len({*first.padding}) == 1
     return (first, last) if flat and square and plain else None
+
+
+def is_sparse(layer: ops.Conv2d, box: Box) -> bool:
+    """Return whether so little can change in the boxes that the reduction pays."""
+    moves = (box.upper > box.lower).float().mean()
+    switching = _stability(layer, box)[1].float().mean()
+    return bool(moves * switching < LARGEST_SHARE)
 
 
 @dataclass(frozen=True)
@@ -131,15 +141,11 @@ def reduce_margins(
     first: ops.Conv2d, last: ops.Linear, box: Box, labels: Tensor, targets: Tensor
 ) -> SparseMargins:
     """Build the landscape of some samples' latent boxes."""
-    convolve = evaluate.RULES[ops.Conv2d]
     moves = box.upper > box.lower
-    fixed = convolve(first, torch.where(moves, 0.0, box.lower))
-    center, radius = box.middle
-    magnitude = replace(first, weight=first.weight.abs(), bias=None)
-    middle, spread = convolve(first, center), convolve(magnitude, radius)
-    active, switching = middle - spread >= 0, middle.abs() < spread
+    fixed = evaluate.RULES[ops.Conv2d](first, torch.where(moves, 0.0, box.lower))
+    active, switching = _stability(first, box)
 
-    rows = last.weight.view(-1, *middle.shape[1:])
+    rows = last.weight.view(-1, *fixed.shape[1:])
     margins = rows[targets] - rows[labels].unsqueeze(1)  # [samples, estimators, O, P, Q]
     constant = (margins * active.unsqueeze(1)).contiguous()
     offset = (constant * fixed.unsqueeze(1)).flatten(2).sum(2)
@@ -159,6 +165,15 @@ def reduce_margins(
         _sums(moves, offset.dtype),
         _sums(switching, offset.dtype),
     )
+
+
+def _stability(layer: ops.Conv2d, box: Box) -> tuple[Tensor, Tensor]:
+    """Return which ReLUs behind the layer are always active, and which can switch."""
+    convolve = evaluate.RULES[ops.Conv2d]
+    center, radius = box.middle
+    magnitude = replace(layer, weight=layer.weight.abs(), bias=None)
+    middle, spread = convolve(layer, center), convolve(magnitude, radius)
+    return middle - spread >= 0, middle.abs() < spread
 
 
 def _transposed(layer: ops.Conv2d, outputs: Tensor, shape: torch.Size) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -137,6 +138,33 @@ def print_summary(run: Path, summary: Certification) -> None:
     console.print(
         f"natural {percent(summary.natural)}   adversarial {percent(summary.adversarial)}   "
         f"certified {percent(summary.certified)}   ({summary.unknown} unknown)"
+    )
+
+
+@click.command()
+@_run
+@_eps
+@_samples
+@_start
+@click.option("--classifier-relus", type=int, help="Where TAPS splits.  [as trained, else 1]")
+@click.option("--steps", type=int, default=20, help="Steps of the latent attack.  [20]")
+@click.option("--restarts", type=int, default=1, help="Restarts of the latent attack.  [1]")
+@click.option("--ratio", type=float, default=0.4, help="Size of SABR's box.  [0.4]")
+@_seed
+@_device
+@_json
+def estimate(run: Path, as_json: bool, **options: Any) -> None:
+    """Estimate robust accuracy by the training approximations (no proofs)."""
+    with sample_bar("estimating", quiet=as_json) as update:
+        result = api.estimate(run, progress=update, **options)
+    if as_json:
+        print_json(result)
+        return
+    columns = (result.natural, result.pgd, result.sabr, result.taps, result.ibp)
+    print_table(
+        f"{run} at eps {result.settings['eps']}, {result.samples} samples: estimates, not proofs",
+        ("natural", "PGD", "SABR box", "TAPS", "IBP", "seconds"),
+        [(*map(percent, columns), f"{result.seconds:.1f}")],
     )
 
 

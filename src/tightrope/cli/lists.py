@@ -10,7 +10,7 @@ from tightrope import data as datasets
 from tightrope import nets as networks
 from tightrope.cli.output import console, print_json, print_table, sample_bar
 from tightrope.study.presets import describe_presets
-from tightrope.training.objectives import METHODS, method_options
+from tightrope.training.objectives import METHODS, method_options, section
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 
@@ -47,6 +47,7 @@ def methods(as_json: bool) -> None:
         {
             "name": name,
             "summary": method.summary,
+            "section": section(name),
             "options": {k: f.default for k, f in method_options(name).items()},
         }
         for name, method in METHODS.items()
@@ -61,7 +62,7 @@ def methods(as_json: bool) -> None:
             (
                 r["name"],
                 r["summary"],
-                " ".join(f"{r['name']}.{k}={v}" for k, v in r["options"].items()) or "-",
+                " ".join(f"{r['section']}.{k}={v}" for k, v in r["options"].items()) or "-",
             )
             for r in rows
         ],

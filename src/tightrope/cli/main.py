@@ -44,11 +44,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _add_commands() -> None:
     # Imported late: this takes seconds, and an interrupt must be caught here, too.
-    from tightrope.cli import evaluate, lists, train
+    from tightrope.cli import compare, evaluate, lists, train
 
     for command in (
         train.train,
+        compare.compare,
         evaluate.attack,
+        evaluate.estimate,
         evaluate.certify,
         evaluate.export,
         lists.nets,

@@ -54,7 +54,7 @@ def train(
     if resume and force:
         raise UserError("--resume continues a run and --force replaces it: give one of them")
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-    given |= dict(_pair(text) for text in pairs)
+    given |= parse_pairs(pairs)
     epochs = _epochs(out, preset, given, resume)
     with nullcontext(None) if as_json else training_bar(epochs) as bar:
         run = api.train(out=out, preset=preset, resume=resume, force=force, progress=bar, **given)
@@ -69,6 +69,11 @@ def train(
         f"training accuracy natural {percent(last['natural'])}, robust {percent(last['robust'])}"
     )
     console.print(f"next: tightrope certify {run.folder}")
+
+
+def parse_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Read the values of --set."""
+    return dict(_pair(text) for text in pairs)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -86,6 +91,11 @@ def _epochs(out: Path, preset: str | None, given: dict[str, Any], resume: bool) 
     """Return the number of epochs, for the progress bar only."""
     if resume and Run(out).config.exists():
         return Run(out).settings().epochs
+    return planned_epochs(preset, given)
+
+
+def planned_epochs(preset: str | None, given: dict[str, Any]) -> int:
+    """Return the number of epochs that the settings ask for, for progress bars."""
     chosen = {**(load_preset(preset) if preset else {}), **given}.get("epochs", 70)
     try:
         return int(str(chosen))

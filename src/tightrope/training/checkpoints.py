@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import warnings
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     best: float
     selected_epoch: int
+    average: dict[str, Any] = field(default_factory=dict)
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
@@ -62,6 +63,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def _checked(checkpoint: Checkpoint) -> Checkpoint:
     """Refuse content of the wrong kind; the caller turns the error into a message."""
     kinds = {"epoch": int, "selected_epoch": int, "best": float, "model": dict, "optimizer": dict}
+    kinds["average"] = dict
     for name, kind in kinds.items():
         if not isinstance(getattr(checkpoint, name), kind):
             raise TypeError(name)

@@ -88,6 +88,9 @@ class Settings:
         0.0, parsing.number(0, maximum=1), "share of the clean loss in the loss"
     )
     precise_bn: bool = _setting(False, parsing.flag, "recompute BatchNorm statistics each epoch")
+    average_from: int | None = _setting(
+        None, parsing.optional(parsing.whole(0)), "epoch from which weights are averaged"
+    )
     select: str = _setting(
         "best", parsing.choice("best", "last", "test"), "which epoch's weights to keep"
     )
@@ -157,6 +160,10 @@ class Settings:
             )
         if self.select == "best" and not self.validation:
             raise UserError("select = best needs held-out data: set validation, or select = last")
+        if self.average_from is not None and self.select != "last":
+            raise UserError("average_from averages over epochs: set select = last")
+        if self.average_from is not None and self.average_from >= self.epochs:
+            raise UserError(f"average_from must be below epochs = {self.epochs}")
         if self.accumulate > self.batch_size:
             raise UserError("accumulate must not exceed batch_size")
 

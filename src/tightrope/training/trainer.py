@@ -15,6 +15,7 @@ from tightrope.attacks import misclassified
 from tightrope.errors import UserError
 from tightrope.graph import Graph, trace
 from tightrope.precision import full_precision
+from tightrope.training.averaging import WeightAverage
 from tightrope.training.batchnorm import evaluation_model, precise_batchnorm
 from tightrope.training.checkpoints import Checkpoint, epoch_seed
 from tightrope.training.initialization import initialize
@@ -84,6 +85,7 @@ class Trainer:
         if settings.initialization == "shi":
             initialize(self.graph)
         self.optimizer = make_optimizer(self.module, settings)
+        self.average = WeightAverage(self.module, settings.average_from)
         self.finished = 0
         self.best = -1.0
         self.selected_epoch = -1
@@ -132,10 +134,12 @@ class Trainer:
             if settings.clip is not None:
                 nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip)
             self.optimizer.step()
+            self.average.update(epoch, i)
             totals.add(result)
             if progress is not None:
                 progress.step(epoch, i, result, radius)
-        if settings.precise_bn:
+        averaged = epoch + 1 == settings.epochs and self.average.apply()
+        if settings.precise_bn or averaged:
             precise_batchnorm(self.graph, batches)
         return {
             "epoch": epoch,
@@ -208,6 +212,7 @@ class Trainer:
             self.optimizer.state_dict(),
             self.best,
             self.selected_epoch,
+            self.average.state(),
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -220,6 +225,7 @@ class Trainer:
             moments = (value for name, value in state.items() if name != "step")
             if any(m.shape != parameter.shape for m in moments if isinstance(m, Tensor)):
                 raise ValueError("the optimiser's state has other shapes")
+        self.average.restore(checkpoint.average)
         self.finished = checkpoint.epoch
         self.best, self.selected_epoch = checkpoint.best, checkpoint.selected_epoch
 

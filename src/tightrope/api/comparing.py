@@ -1,0 +1,154 @@
+"""`tightrope.compare`: several methods on equal data, schedule and seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tightrope.api.certifying import certify
+from tightrope.api.estimating import estimate
+from tightrope.api.training import train
+from tightrope.errors import UserError
+from tightrope.files import write_json
+from tightrope.report.scatter import Point, draw_scatter
+from tightrope.runs import Run
+from tightrope.study.presets import load_preset
+from tightrope.training.objectives import METHODS, find_method, section
+from tightrope.training.settings import flatten
+from tightrope.training.trainer import Progress
+
+COLUMNS = ("natural", "adversarial", "taps", "certified", "seconds")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method: its runs, and the values of each column over the seeds."""
+
+    method: str
+    runs: list[str]
+    values: dict[str, list[float]]
+    errors: list[str] = field(default_factory=list)
+
+    def mean(self, column: str) -> float | None:
+        """Return the mean over the seeds."""
+        values = self.values[column]
+        return statistics.fmean(values) if values else None
+
+    def deviation(self, column: str) -> float | None:
+        """Return the standard deviation over the seeds, if there are several."""
+        values = self.values[column]
+        return statistics.stdev(values) if len(values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`; accuracies on the same `samples` test samples."""
+
+    samples: int | None
+    entries: list[Entry]
+    folder: str
+    picture: str | None = None
+
+    def entry(self, method: str) -> Entry:
+        """Return the entry of a method."""
+        return next(entry for entry in self.entries if entry.method == method)
+
+
+def compare(
+    methods: Sequence[str],
+    *,
+    out: str | Path,
+    seeds: int = 1,
+    samples: int | None = 1000,
+    preset: str | None = None,
+    watch: Callable[[str, int], Progress | None] = lambda method, seed: None,
+    **settings: Any,
+) -> Comparison:
+    """Train and certify `methods` with the same settings and seeds 0, 1, ... .
+
+    Each run lies in `out/METHOD-SEED`; finished ones are used again, interrupted ones continue.
+    `settings` are those of `train`, options of a method (`taps={"weight": 2}`) going to that
+    method only; a `preset` may contain `{method}`. Accuracies are those of `certify` and
+    `estimate` (TAPS) on the first `samples` test samples, all of them if None. A run that fails
+    is reported in its entry and does not stop the others. `watch(method, seed)` may return a
+    progress display for a training. Writes `comparison.json` and `figures/comparison.png`.
+    """
+    out, flat = Path(out), flatten(settings)
+    _check(methods, seeds, flat)
+    given = {m: _settings_of(m, preset, flat) for m in methods}
+    entries = []
+    for method in methods:
+        entry = Entry(method, [], {column: [] for column in COLUMNS})
+        for seed in range(seeds):
+            run = Run(out / f"{method}-{seed}")
+            try:
+                values = _measure(
+                    run, {**given[method], "seed": seed}, samples, watch(method, seed)
+                )
+            except UserError as error:
+                entry.errors.append(f"{run.folder}: {error}")
+                continue
+            entry.runs.append(str(run.folder))
+            for column, value in zip(COLUMNS, values, strict=True):
+                entry.values[column].append(value)
+        entries.append(entry)
+    picture = draw_scatter(_points(entries), out / "figures" / "comparison.png")
+    result = Comparison(samples, entries, str(out), None if picture is None else str(picture))
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "comparison.json", asdict(result))
+    return result
+
+
+def _points(entries: Sequence[Entry]) -> dict[str, Point]:
+    columns = ("natural", "certified")
+    return {
+        entry.method: (
+            entry.mean(columns[0]),
+            entry.mean(columns[1]),
+            entry.deviation(columns[0]),
+            entry.deviation(columns[1]),
+        )
+        for entry in entries
+    }
+
+
+def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None:
+    for method in methods:
+        find_method(method)
+    if not methods or len({*methods}) < len(methods):
+        raise UserError("methods must be different names, for instance ibp,taps")
+    if seeds < 1:
+        raise UserError(f"seeds must be at least 1, got {seeds}")
+    if "seed" in settings or "method" in settings:
+        raise UserError("compare sets method and seed itself: use methods and seeds")
+    sections = {section(method) for method in methods}
+    for name in settings:
+        head, dot, _ = name.partition(".")
+        if dot and head not in sections:
+            raise UserError(f"{name} belongs to none of the methods {', '.join(methods)}")
+
+
+def _settings_of(method: str, preset: str | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of one method: the preset's, then those given."""
+    base = load_preset(preset.replace("{method}", method)) if preset else {}
+    if base.get("method", method) != method:
+        others = tuple(f"{section(m)}." for m in METHODS if m != method)
+        base = {k: v for k, v in base.items() if not k.startswith(others)}
+    own = {k: v for k, v in settings.items() if "." not in k or k.startswith(f"{section(method)}.")}
+    return {**base, **own, "method": method}
+
+
+def _measure(
+    run: Run, settings: dict[str, Any], samples: int | None, progress: Progress | None
+) -> tuple[float, ...]:
+    """Train (or continue) one run, certify it, and return the values of the columns."""
+    run = train(out=run.folder, resume=run.config.exists(), progress=progress, **settings)
+    certified = certify(run, samples=samples)
+    latent = estimate(run, samples=samples)
+    seconds = sum(record["seconds"] for record in run.history())
+    adversarial = certified.adversarial
+    assert adversarial is not None
+    return certified.natural, adversarial, latent.taps, certified.certified, seconds

@@ -1,0 +1,113 @@
+"""`tightrope.estimate`: robust accuracy as the training approximations see it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tightrope.api.evaluation import check_attack, examine
+from tightrope.attacks import misclassified
+from tightrope.certification.cascade import batch_seed
+from tightrope.files import write_json
+from tightrope.graph import trace
+from tightrope.precision import full_precision
+from tightrope.radius import Radius, format_radius
+from tightrope.runs import Run, open_run
+from tightrope.training.batchnorm import evaluation_model
+from tightrope.training.objectives import IBP, PGD, SABR, TAPS, Objective
+
+BATCH = 250
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Robust accuracies by approximation. None of them is a proof, in either direction.
+
+    `pgd` is an upper bound of the exact robust accuracy; `ibp` is a lower bound up to rounding
+    (`tightrope certify` is the one that proves); `sabr` and `taps` lie anywhere.
+    """
+
+    samples: int
+    natural: float
+    pgd: float
+    sabr: float
+    taps: float
+    ibp: float
+    seconds: float
+    settings: dict[str, Any]
+
+
+def estimate(
+    run: Run | str | Path,
+    *,
+    eps: Radius | None = None,
+    samples: int | None = None,
+    start: int = 0,
+    classifier_relus: int | None = None,
+    steps: int = 20,
+    restarts: int = 1,
+    ratio: float = 0.4,
+    seed: int = 0,
+    device: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Estimate:
+    """Estimate the robust accuracy of a run's network and write `estimate.json`.
+
+    TAPS accuracy is the share of samples whose latent attack (`steps`, `restarts`) finds no
+    wrong class, for the split with `classifier_relus` ReLUs in the classifier (by default the
+    one the run was trained with, else 1). `ratio` is the size of SABR's box. PGD takes 50 steps
+    from each of 3 starts, as in the paper's comparison.
+    """
+    run = open_run(run)
+    check_attack(steps, restarts, seed)
+    examination = examine(run, eps, samples, start, device)
+    relus = _split(run) if classifier_relus is None else classifier_relus
+    objectives: dict[str, Objective] = {
+        "pgd": PGD(steps=50, restarts=3),
+        "sabr": SABR(ratio=ratio, steps=10, step_size=0.2, step_decay=1.0),
+        "taps": TAPS(classifier_relus=relus, steps=steps, restarts=restarts, loss="taps"),
+        "ibp": IBP(),
+    }
+    graph = trace(examination.module, examination.input_shape)
+    graph.split(relus)  # refuses a split that the network does not have
+    counts = dict.fromkeys(("natural", *objectives), 0)
+    total, started = len(examination.indices), time.perf_counter()
+    with torch.random.fork_rng(), torch.no_grad(), full_precision():
+        for first in range(0, total, BATCH):
+            indices, x, y = examination.batch(first, first + BATCH)
+            if x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            model = evaluation_model(graph, x)
+            counts["natural"] += int((~misclassified(model.logits, y)).sum())
+            for name, objective in objectives.items():
+                torch.manual_seed(batch_seed(seed, int(indices[0])))
+                robust = objective(model, x, y, float(examination.eps)).robust
+                assert robust is not None
+                counts[name] += int(robust.sum())
+            progress(min(first + BATCH, total), total)
+    result = Estimate(
+        samples=total,
+        **{name: count / total for name, count in counts.items()},
+        seconds=time.perf_counter() - started,
+        settings={
+            "eps": format_radius(examination.eps),
+            "start": start,
+            "classifier_relus": relus,
+            "steps": steps,
+            "restarts": restarts,
+            "ratio": ratio,
+            "seed": seed,
+            "weights": run.fingerprint(),
+        },
+    )
+    write_json(run.estimate, asdict(result))
+    return result
+
+
+def _split(run: Run) -> int:
+    return int(run.settings().options.get("classifier_relus", 1))

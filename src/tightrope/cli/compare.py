@@ -1,0 +1,101 @@
+"""`tightrope compare`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tightrope import api
+from tightrope.cli.output import console, percent, print_json, print_table, training_bar
+from tightrope.cli.train import parse_pairs, planned_epochs
+from tightrope.training.trainer import Progress
+
+
+@click.command()
+@click.option("--methods", required=True, help="Methods, separated by commas: ibp,sabr,taps.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the runs.")
+@click.option("--seeds", type=int, default=1, help="Runs per method, with seeds 0, 1, ...  [1]")
+@click.option("--samples", type=int, default=1000, help="Test samples to certify.  [1000]")
+@click.option("--preset", help="Settings by name; {method} in it stands for each method.")
+@click.option("--data", help="Data set: a name, an .npz file or an image folder.  [mnist]")
+@click.option("--data-dir", help="Where data sets lie.  [$TIGHTROPE_DATA]")
+@click.option("--net", help="Architecture, see `tightrope nets`.  [cnn3]")
+@click.option("--eps", help="Radius to be robust to: 0.1 or 8/255.  [0.1]")
+@click.option("--epochs", help="Passes over the training set.  [70]")
+@click.option("--device", help="cpu, cuda, mps or auto.  [auto]")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def compare(
+    methods: str,
+    out: Path,
+    seeds: int,
+    samples: int,
+    preset: str | None,
+    pairs: tuple[str, ...],
+    as_json: bool,
+    **options: str | None,
+) -> None:
+    """Train and certify several methods on equal data, schedule and seeds.
+
+    Interrupted, it continues when called again; finished runs are used as they are.
+
+    \b
+    tightrope compare --methods ibp,taps --eps 0.1 --epochs 10 --out runs/comparison
+    tightrope compare --methods ibp,sabr,taps,staps --preset laptop/mnist-0.1-cnn3-{method} \\
+        --seeds 3 --out runs/laptop
+    """
+    given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
+    given |= parse_pairs(pairs)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    with ExitStack() as stack:
+
+        def watch(method: str, seed: int) -> Progress | None:
+            if as_json:
+                return None
+            stack.close()
+            console.print(f"{method}, seed {seed}")
+            own = preset.replace("{method}", method) if preset else None
+            return stack.enter_context(training_bar(planned_epochs(own, given)))
+
+        result = api.compare(
+            names, out=out, seeds=seeds, samples=samples, preset=preset, watch=watch, **given
+        )
+    if as_json:
+        print_json(result)
+    else:
+        print_comparison(result)
+    if any(entry.errors for entry in result.entries):
+        raise SystemExit(1)
+
+
+def print_comparison(result: api.Comparison) -> None:
+    """Print a comparison for people."""
+    columns = ("natural", "adversarial", "taps", "certified")
+    print_table(
+        f"{result.folder}, first {result.samples} test samples",
+        ("method", "natural", "adversarial", "TAPS accuracy", "certified", "training"),
+        [
+            (entry.method, *(_cell(entry, c) for c in columns), _seconds(entry))
+            for entry in result.entries
+        ],
+    )
+    for entry in result.entries:
+        for error in entry.errors:
+            console.print(f"failed: {error}")
+    if result.picture is None:
+        console.print("for a picture: pip install 'tightrope[plots]'")
+    else:
+        console.print(f"picture: {result.picture}")
+
+
+def _cell(entry: api.Entry, column: str) -> str:
+    deviation = entry.deviation(column)
+    return percent(entry.mean(column)) + (f" ± {100 * deviation:.2f}" if deviation else "")
+
+
+def _seconds(entry: api.Entry) -> str:
+    mean = entry.mean("seconds")
+    return "-" if mean is None else f"{mean:.0f} s"
