@@ -86,7 +86,7 @@ class Box:
 
     def repeat(self, count: int) -> Box:
         """Return each box `count` times in a row."""
-        return self.map(lambda t: _spread(t, count).flatten(0, 1))
+        return self.map(lambda t: spread(t, count).flatten(0, 1))
 
     def detach(self) -> Box:
         """Return the box without its gradients."""
@@ -100,7 +100,7 @@ class Box:
         """Draw one uniform point from each box, or `count` of them: [batch, count, ...]."""
         lower, upper = self.corners
         if count is not None:
-            lower, upper = (_spread(t, count) for t in self.corners)
+            lower, upper = (spread(t, count) for t in self.corners)
         random = torch.rand_like(lower)  # in the same memory order: mixing orders is slow
         # Rounding may lead out of the box by a unit in the last place.
         return torch.clamp(random.mul_(upper - lower).add_(lower), lower, upper)
@@ -111,8 +111,9 @@ class Box:
         return inside.flatten(1).all(1)
 
 
-def _spread(t: Tensor, count: int) -> Tensor:
+def spread(t: Tensor, count: int) -> Tensor:
     """Repeat each batch element `count` times, [batch, count, ...], keeping the memory order."""
     if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last):
-        return _spread(t.permute(0, 2, 3, 1), count).permute(0, 1, 4, 2, 3)
+        last = t.permute(0, 2, 3, 1).unsqueeze(1).repeat(1, count, 1, 1, 1)
+        return last.permute(0, 1, 4, 2, 3)
     return t.unsqueeze(1).repeat(1, count, *(1 for _ in t.shape[1:]))

@@ -213,7 +213,7 @@ def test_starts_in_any_memory_order(kind: str) -> None:
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_points_never_leave_the_box(kind: str, centered: bool, dtype: torch.dtype) -> None:
-    module, graph, box, labels = make(kind, count=16)
+    _, graph, box, labels = make(kind, count=8)
     box = Box(box.lower.to(dtype), box.upper.to(dtype))
     if centered:
         box = Box.around(box.center, box.radius)
@@ -222,7 +222,7 @@ def test_points_never_leave_the_box(kind: str, centered: bool, dtype: torch.dtyp
     assert points.dtype == dtype
     assert (points >= box.lower.unsqueeze(1)).all() and (points <= box.upper.unsqueeze(1)).all()
     single = attack_loss(graph.to(dtype), box, labels, steps=steps, restarts=2)
-    assert single.shape == (16, 1, *box.lower.shape[1:])
+    assert single.shape == (8, 1, *box.lower.shape[1:])
     assert box.contains(single[:, 0]).all()
 
 
@@ -257,7 +257,7 @@ def test_one_sample_without_width_among_others(kind: str) -> None:
 def test_memory_does_not_change_the_result(kind: str, plain: bool) -> None:
     module, graph, box, labels = make(kind, count=7)
     found = []
-    for memory in (1, 5000, 20000, HUGE, None):
+    for memory in (1, 15000, HUGE, None):
         torch.manual_seed(8)
         options = {"steps": latent_steps(4), "restarts": 2, "memory": memory, "plain": plain}
         found.append(attack_margins(graph, box, labels, **options))
@@ -332,6 +332,7 @@ def test_attacks_leave_no_gradients(kind: str, attack: object) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_starts_may_have_gradients(kind: str) -> None:
+    # BUG in sparse.py: `attack_reduced` does not detach `start`; writing its scores then fails.
     _, graph, box, labels = make(kind)
     start = box.sample(3)
     expected = attack_margins(graph, box, labels, steps=latent_steps(3), start=start)

@@ -102,17 +102,16 @@ def compare(
     return result
 
 
-def _points(entries: Sequence[Entry]) -> dict[str, Point]:
-    columns = ("natural", "certified")
-    return {
-        entry.method: (
-            entry.mean(columns[0]),
-            entry.mean(columns[1]),
-            entry.deviation(columns[0]),
-            entry.deviation(columns[1]),
+def _points(entries: Sequence[Entry]) -> list[Point]:
+    points = []
+    for entry in entries:
+        natural, adversarial, certified = (
+            entry.mean(column) for column in ("natural", "adversarial", "certified")
         )
-        for entry in entries
-    }
+        if natural is not None and adversarial is not None and certified is not None:
+            deviations = entry.deviation("natural"), entry.deviation("certified")
+            points.append(Point(entry.method, natural, adversarial, certified, *deviations))
+    return points
 
 
 def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from tightrope.attacks.increments import SMALLEST_LAYER, IncrementalMargins, lin
 from tightrope.attacks.pgd import Landscape, NetworkLandscape, Search, Steps, climb, pgd
 from tightrope.attacks.points import for_points
 from tightrope.attacks.sparse import attack_reduced, convolution_pair, is_sparse
-from tightrope.box import Box
+from tightrope.box import Box, spread
 from tightrope.graph import Graph, ops
 
 # Pieces of about this many bytes stay in the caches of common processors.
@@ -49,6 +49,7 @@ def wrong_classes(labels: Tensor, classes: int) -> Tensor:
     return others + (others >= labels[:, None])
 
 
+@torch.no_grad()
 def attack_margins(
     classifier: Graph,
     box: Box,
@@ -57,6 +58,7 @@ def attack_margins(
     steps: Steps,
     restarts: int = 1,
     start: Tensor | None = None,
+    tolerance: float = 0.0,
     memory: int | None = None,
     plain: bool = False,
 ) -> Tensor:
@@ -64,12 +66,15 @@ def attack_margins(
 
     The result is [batch, classes - 1, ...], in the order of `wrong_classes`. Every estimator
     begins at its own uniform random point (in the first restart at `start`, if given), and the
-    best point it visits counts, the first one included. `memory` is the number of bytes to use
-    besides the points themselves, by default what suits the processor; it does not change the
-    result. Classifiers with one hidden layer are evaluated in ways that do less work for the
-    same result, unless `plain`.
+    best point it visits counts, the first one included. It stops early when its next step
+    promises no more than `tolerance` to first order; 0 does not change the result.
+
+    `memory` is the number of bytes to use besides the points themselves, by default what suits
+    the processor; it does not change the result. Classifiers with one hidden layer are evaluated
+    in ways that do less work for the same result, unless `plain`.
     """
     box, classifier = box.detach(), classifier.detach()
+    start = None if start is None else start.detach()
     targets = wrong_classes(labels, classifier.output_shape[0])
     count = targets.shape[1]
     if memory is None:
@@ -95,7 +100,7 @@ def attack_margins(
         fresh = points if restart == 0 else box.sample(count)
         for piece in _pieces(classifier, len(labels) * count, count, points.element_size(), memory):
             rows = points[piece].flatten(0, 1)
-            search = searches.setdefault(piece.start, Search(rows, settle=True))
+            search = searches.setdefault(piece.start, Search(rows, settle=tolerance))
             search.revive()
             boxes = box[piece].repeat(count)
             landscape = make(labels[piece].repeat_interleave(count), targets[piece].flatten())
@@ -104,7 +109,10 @@ def attack_margins(
 
 
 def _inside(box: Box, start: Tensor) -> Tensor:
-    return torch.clamp(start.detach(), box.lower.unsqueeze(1), box.upper.unsqueeze(1))
+    """Return the starting points inside the box, in the memory order of the box."""
+    result = spread(box.lower, start.shape[1])
+    lower, upper = (t.unsqueeze(1) for t in box.corners)
+    return torch.clamp(start, lower, upper, out=result)
 
 
 def attack_loss(

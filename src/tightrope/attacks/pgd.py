@@ -96,11 +96,12 @@ def pgd(
 class Search:
     """The best point of each sample so far, and which samples are still searched.
 
-    `best` is filled in place. With `stop`, samples leave when their goal is reached; with
-    `settle`, when their point no longer moves: a sign step that leads nowhere is the last one.
+    `best` is filled in place. With `stop`, samples leave when their goal is reached. With
+    `settle`, they leave when their next step promises no more gain than that, to first order: at
+    0, when the step leads nowhere, which makes it the last one anyway.
     """
 
-    def __init__(self, best: Tensor, *, stop: bool = False, settle: bool = False) -> None:
+    def __init__(self, best: Tensor, *, stop: bool = False, settle: float | None = None) -> None:
         self.best = best
         self.score = best.new_full((len(best),), -torch.inf)
         self.stop, self.settle = stop, settle
@@ -115,14 +116,21 @@ class Search:
         better = view.scores > self.score[self.alive]
         if self.stop:
             better |= view.reached  # a broken sample keeps the point that broke it
-        rows = self.alive[better]
-        self.best[rows] = points[better]
-        self.score[rows] = view.scores[better]
+        if len(self.alive) == len(self.best) and better.all():
+            self.best.copy_(points)
+            self.score.copy_(view.scores)
+        else:
+            rows = self.alive[better]
+            self.best[rows] = points[better]
+            self.score[rows] = view.scores[better]
         return self._leave(~view.reached) if self.stop else None
 
-    def moving(self, points: Tensor, moved: Tensor) -> Tensor | None:
-        """Return the positions of the points that moved, or None if all did."""
-        return self._leave((points != moved).flatten(1).any(1)) if self.settle else None
+    def moving(self, points: Tensor, moved: Tensor, gradient: Tensor) -> Tensor | None:
+        """Return the positions whose step promises a gain, or None if all do."""
+        if self.settle is None:
+            return None
+        gain = (moved - points).mul_(gradient).sum(tuple(range(1, points.dim())))
+        return self._leave(~(gain <= self.settle))
 
     def _leave(self, staying: Tensor) -> Tensor | None:
         if staying.all():
@@ -146,7 +154,7 @@ def climb(
             box, landscape = box[going], landscape.select(going)
         moved = torch.addcmul(points, gradient.sign(), box.radius, value=size)
         moved = torch.clamp(moved, box.lower, box.upper, out=moved)
-        going = search.moving(points, moved) if search else None
+        going = search.moving(points, moved, gradient) if search else None
         if going is not None:
             moved, box, landscape = moved[going], box[going], landscape.select(going)
         points = moved

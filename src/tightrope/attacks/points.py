@@ -8,6 +8,7 @@ shuffle, and costs as little as the forward pass.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ FEW_CHANNELS = 4
 
 def for_points(graph: Graph) -> Network:
     """Return the network cut off from its parameters, made ready for many gradients."""
-    graph = graph.detach()
+    graph, flattened = _flatten_in_memory_order(graph.detach())
     kernels = {
         node.op: _backward_kernel(node.op)
         for node in graph.nodes
@@ -35,6 +36,8 @@ def for_points(graph: Graph) -> Network:
     }
 
     def reshape(op: ops.Reshape, x: Tensor) -> Tensor:
+        if op in flattened:
+            return x.permute(0, 2, 3, 1).flatten(1)
         output: Tensor = _Reshape.apply(x, op.shape)
         return output
 
@@ -55,6 +58,26 @@ def for_points(graph: Graph) -> Network:
         return output
 
     return network
+
+
+def _flatten_in_memory_order(graph: Graph) -> tuple[Graph, set[ops.Op]]:
+    """Let flattened images keep their channels last, and reorder the layer behind to suit.
+
+    Convolutions leave channels last in memory; to flatten them first would copy every image,
+    forth and back. Returns the graph and the flattening operations.
+    """
+    readers = graph.consumers()
+    reordered: dict[int, ops.Op] = {}
+    flattened: set[ops.Op] = set()
+    for i, node in enumerate(graph.nodes):
+        if not isinstance(node.op, ops.Reshape) or len(readers[i]) != 1 or len(node.shape) != 1:
+            continue
+        before, behind = graph.nodes[node.inputs[0]].shape, graph.nodes[readers[i][0]].op
+        if len(before) == 3 and isinstance(behind, ops.Linear):
+            weight = behind.weight.unflatten(1, before).permute(0, 2, 3, 1).flatten(1)
+            reordered[readers[i][0]] = replace(behind, weight=weight)
+            flattened.add(node.op)
+    return graph.replace_ops(reordered), flattened
 
 
 def _has_few_channels(op: ops.Conv2d) -> bool:

@@ -84,7 +84,7 @@ class _JointSearch(Search):
 
     def __init__(self, best: Tensor, sample: Tensor, scores: Tensor) -> None:
         self.best, self.score, self.sample = best, scores, sample
-        self.stop = self.settle = False
+        self.stop, self.settle = False, None
 
     def record(self, points: Tensor, view: View) -> None:
         """Take note of `points`."""

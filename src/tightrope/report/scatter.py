@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-# Mean natural and certified accuracy, and their deviations over seeds, if known.
-Point = tuple[float | None, float | None, float | None, float | None]
+
+@dataclass(frozen=True)
+class Point:
+    """Accuracies of a method, from 0 to 1; deviations over seeds are None for a single one."""
+
+    name: str
+    natural: float
+    adversarial: float
+    certified: float
+    natural_deviation: float | None = None
+    certified_deviation: float | None = None
 
 
-def draw_scatter(points: Mapping[str, Point], path: Path) -> Path | None:
-    """Draw the points into an image file; None without points or without matplotlib."""
-    known = {name: p for name, p in points.items() if p[0] is not None and p[1] is not None}
-    if not known:
+def draw_scatter(points: Sequence[Point], path: Path) -> Path | None:
+    """Draw the points into an image file; None without points or without matplotlib.
+
+    A thin line goes from what is certified up to what an attack left standing: the exact robust
+    accuracy lies on it.
+    """
+    if not points:
         return None
     try:
         import matplotlib
@@ -22,22 +35,27 @@ def draw_scatter(points: Mapping[str, Point], path: Path) -> Path | None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(5.5, 4.0))
-    for name, (natural, certified, wide, high) in known.items():
-        assert natural is not None and certified is not None
+    for i, point in enumerate(points):
+        x, y = 100 * point.natural, 100 * point.certified
+        wide, high = point.natural_deviation, point.certified_deviation
+        axes.vlines(x, y, 100 * point.adversarial, color=f"C{i}", linewidth=1)
+        axes.plot(x, 100 * point.adversarial, marker="_", markersize=12, color=f"C{i}")
         axes.errorbar(
-            100 * natural,
-            100 * certified,
+            x,
+            y,
             xerr=None if wide is None else 100 * wide,
             yerr=None if high is None else 100 * high,
             marker="o",
             capsize=3,
-            linestyle="none",
+            color=f"C{i}",
         )
-        axes.annotate(
-            name, (100 * natural, 100 * certified), xytext=(6, 5), textcoords="offset points"
-        )
-    axes.set(xlabel="natural accuracy, %", ylabel="certified accuracy, %")
-    axes.margins(0.25)
+        axes.annotate(point.name, (x, y), xytext=(7, -4), textcoords="offset points")
+    axes.set(
+        xlabel="natural accuracy, %",
+        ylabel="robust accuracy, %",
+        title="certified (dot) up to under attack (bar)",
+    )
+    axes.margins(0.2)
     axes.grid(alpha=0.3)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,9 @@ class TAPS:
     `loss` is the product, or taps or ibp alone. `scale` is plain or paper, see
     `gradient_factors`. `step_size` is relative to the full width of the latent box, by default
     `max(0.2, 2 / steps)`. `connected = false` cuts the gradient between the latent points and
-    the extractor; `shrink` below 1 is SABR's ReLU shrinkage.
+    the extractor; `shrink` below 1 is SABR's ReLU shrinkage. With a `tolerance` above 0, latent
+    points stop early when their next step promises less gain in the margin than that: a faster
+    attack for deep classifiers, and no longer quite the paper's.
     """
 
     name: ClassVar[str] = "taps"
@@ -59,6 +61,7 @@ class TAPS:
     step_decay: float = 0.1
     connected: bool = True
     shrink: float = 1.0
+    tolerance: float = 0.0
 
     def __post_init__(self) -> None:
         relus, c, w = self.classifier_relus, self.connector, self.weight
@@ -80,6 +83,7 @@ class TAPS:
         require(
             sizes, f"{self.name}.step_size and step_decay must be positive, the decay at most 1"
         )
+        require(self.tolerance >= 0, f"{self.name}.tolerance must be at least 0")
         require(0 < self.shrink <= 1, f"{self.name}.shrink must be above 0 and at most 1")
 
     @property
@@ -115,9 +119,13 @@ class TAPS:
 
     def latent_points(self, classifier: Graph, latent: Box, y: Tensor) -> Tensor:
         """Return the worst latent points, joined to the bounds by the connector."""
-        attack = attack_margins if self.estimators == "multi" else attack_loss
-        steps = latent_steps(self.steps, self.step_size, self.step_decay)
-        points = attack(classifier, latent, y, steps=steps, restarts=self.restarts)
+        steps, restarts = latent_steps(self.steps, self.step_size, self.step_decay), self.restarts
+        if self.estimators == "single":
+            points = attack_loss(classifier, latent, y, steps=steps, restarts=restarts)
+        else:
+            points = attack_margins(
+                classifier, latent, y, steps=steps, restarts=restarts, tolerance=self.tolerance
+            )
         return connect(latent, points, self.connector) if self.connected else points
 
 

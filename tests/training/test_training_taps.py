@@ -1,0 +1,364 @@
+"""TAPS, STAPS and SABR against the paper's formulas, written out."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import training_reference as reference
+from torch import nn
+
+from tightrope.attacks import CrossEntropy, attack_loss, attack_margins, pgd
+from tightrope.box import Box
+from tightrope.domains import interval
+from tightrope.errors import UserError
+from tightrope.graph import trace
+from tightrope.training.batchnorm import FixedModel, training_model
+from tightrope.training.objectives import IBP, PGD, SABR, STAPS, TAPS
+from tightrope.training.objectives.propagation import gradient_factors, interval_rules
+from tightrope.training.objectives.regions import small_box
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RADIUS = 0.1
+RELUS = {"plain": 1, "norm": 1, "odd": 2}  # the last split behind a ReLU that a net has
+REGION = {"steps": 8, "restarts": 1, "step_size": 0.5, "step_decay": 0.1}
+
+
+def run(net, objective, radius=RADIUS, data=None):
+    """Return value and gradients of a loss, always from the same random points."""
+    net = copy.deepcopy(net)
+    x, y = data or reference.batch()
+    torch.manual_seed(11)
+    loss = objective(training_model(trace(net, reference.SHAPE), x), x, y, radius)
+    loss.value.backward()
+    return loss, reference.gradients(net)
+
+
+def assert_same(found, expected, tolerance=1e-9):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def differ(one, other):
+    return any((one[name] - other[name]).abs().max() > 1e-4 for name in one)
+
+
+def combine(factors, *gradients):
+    return {
+        name: sum(f * g[name] for f, g in zip(factors, gradients, strict=True))
+        for name in gradients[0]
+    }
+
+
+# --- the product ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 5.0, math.inf])
+@pytest.mark.parametrize("scale", ["plain", "paper"])
+@pytest.mark.parametrize("method", ["taps", "staps"])
+@pytest.mark.parametrize("name", reference.NETS)
+def test_gradient_of_the_product(name, method, scale, weight):
+    """METHODS 2.10: w L_IBP dL_TAPS + L_TAPS dL_IBP, each by a backward pass of its own."""
+    net, relus = reference.NETS[name](), RELUS[name]
+    options = {"classifier_relus": relus, "weight": weight, "scale": scale, "steps": 4}
+    objective = TAPS(**options) if method == "taps" else STAPS(**options, ratio=0.5)
+    loss, found = run(net, objective)
+    taps, of_taps = run(net, replace(objective, loss="taps"))
+    ibp, of_ibp = run(net, objective.annealing)
+    alpha = 1.0 if math.isinf(weight) else weight / (1 + weight)
+    if scale == "paper":
+        factors = 2 * alpha, 2 - 2 * alpha
+    else:
+        factors = (1.0, 0.0) if math.isinf(weight) else (weight, 1.0)
+    both = factors[0] * ibp.value.item(), factors[1] * taps.value.item()
+    assert_same(found, combine(both, of_taps, of_ibp))
+    assert loss.value.item() == pytest.approx(taps.value.item() * ibp.value.item(), rel=1e-12)
+    assert loss.robust.tolist() == taps.robust.tolist()
+    assert differ(of_taps, of_ibp)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0, 5.0, 20.0])
+def test_both_scales_have_one_ratio(weight):
+    plain, paper = (gradient_factors(weight, scale) for scale in ("plain", "paper"))
+    assert plain == (weight, 1.0)
+    assert paper[0] * plain[1] == pytest.approx(paper[1] * plain[0])
+    assert sum(paper) == pytest.approx(2.0)
+    assert plain[1] / paper[1] == pytest.approx((1 + weight) / 2)
+
+
+def test_equal_weights_are_the_product_rule():
+    net = reference.plain_net()
+    x, y = reference.batch()
+    _, found = run(net, TAPS(weight=1.0, steps=3))
+    model = training_model(trace(net, reference.SHAPE), x)
+    torch.manual_seed(11)
+    (
+        TAPS(loss="taps", steps=3)(model, x, y, RADIUS).value * IBP()(model, x, y, RADIUS).value
+    ).backward()
+    assert_same(found, reference.gradients(net))
+
+
+# --- special cases ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", reference.NETS)
+@pytest.mark.parametrize(
+    "objective",
+    [TAPS(classifier_relus=0), TAPS(loss="ibp"), SABR(ratio=1.0), STAPS(0, ratio=1.0)],
+    ids=["no relus", "ibp loss", "sabr of the ball", "both"],
+)
+def test_ibp_as_a_special_case(name, objective):
+    net = reference.NETS[name]()
+    loss, found = run(net, objective)
+    expected, gradients = run(net, IBP())
+    torch.testing.assert_close(loss.value, expected.value)
+    assert_same(found, gradients)
+    assert loss.robust.tolist() == expected.robust.tolist()
+
+
+@pytest.mark.parametrize("estimators", ["multi", "single"])
+@pytest.mark.parametrize("name", reference.NETS)
+def test_staps_of_the_whole_ball_is_taps(name, estimators):
+    net, options = reference.NETS[name](), {"estimators": estimators, "steps": 4}
+    options["classifier_relus"] = RELUS[name]
+    loss, found = run(net, STAPS(**options, ratio=1.0))
+    expected, gradients = run(net, TAPS(**options))
+    assert loss.value.item() == pytest.approx(expected.value.item(), rel=1e-12)
+    assert_same(found, gradients)
+    smaller, _ = run(net, STAPS(**options, ratio=0.3))
+    assert smaller.value < expected.value
+
+
+def test_annealing_objectives():
+    assert TAPS(weight=2.0).annealing == IBP()
+    staps = STAPS(
+        ratio=0.7,
+        attack_steps=3,
+        attack_restarts=2,
+        attack_step_size=0.3,
+        attack_step_decay=0.5,
+        shrink=0.8,
+    )
+    expected = SABR(ratio=0.7, steps=3, restarts=2, step_size=0.3, step_decay=0.5, shrink=0.8)
+    assert staps.annealing == expected
+
+
+@pytest.mark.parametrize("method", [TAPS, STAPS])
+def test_missing_splits_are_refused(method):
+    plain, odd = (trace(reference.NETS[n](), reference.SHAPE) for n in ("plain", "odd"))
+    for relus in (0, 1, 2):
+        method(classifier_relus=relus).check(plain)
+    for graph, relus in ((plain, 3), (odd, 1), (odd, 9)):
+        with pytest.raises(UserError, match=rf"no split with {relus} ReLUs") as caught:
+            method(classifier_relus=relus).check(graph)
+        assert "\n" not in str(caught.value)
+
+
+# --- the TAPS loss, slowly --------------------------------------------------------------------
+
+
+def by_hand_connector(lower, upper, point, c):
+    if upper - lower == 0:
+        return 0.5, 0.5
+    reach = c * (upper - lower)
+    return max(0.0, 1 - (point - lower) / reach), max(0.0, 1 - (upper - point) / reach)
+
+
+def slow_taps(net, split, x, y, points, c):
+    """Value and gradients of L_TAPS at given latent points: one point after the other."""
+    extractor, classifier = nn.Sequential(*net[:split]), nn.Sequential(*net[split:])
+    ball = (x - RADIUS).clamp(min=0), (x + RADIUS).clamp(max=1)
+    lower, upper = reference.Reference(extractor, x)._interval(extractor, ball, [])
+    to_lower, to_upper = torch.zeros_like(lower), torch.zeros_like(upper)
+    leaves = points.clone().requires_grad_()
+    total = 0.0
+    for n, label in enumerate(y.tolist()):
+        terms = []
+        for e, i in enumerate(i for i in range(3) if i != label):
+            outputs = classifier(leaves[n, min(e, points.shape[1] - 1)].unsqueeze(0))[0]
+            terms.append(torch.exp(outputs[i] - outputs[label]))
+        total = total + torch.log1p(sum(terms)) / len(y)
+    total.backward()  # classifier weights get ordinary gradients
+    for place in torch.cartesian_prod(*(torch.arange(k) for k in points.shape)).tolist():
+        n, e, *inner = place
+        where = (n, *inner)
+        ends = lower[where].item(), upper[where].item()
+        down, up = by_hand_connector(*ends, points[tuple(place)].item(), c)
+        to_lower[where] += down * leaves.grad[tuple(place)]
+        to_upper[where] += up * leaves.grad[tuple(place)]
+    torch.autograd.backward((lower, upper), (to_lower, to_upper))
+    return total.item()
+
+
+@pytest.mark.parametrize("relus,split", [(1, 4), (2, 1)])
+@pytest.mark.parametrize("connector", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize("estimators", ["multi", "single"])
+def test_taps_loss_and_gradient_are_the_papers(estimators, connector, relus, split, monkeypatch):
+    net = reference.plain_net()
+    x, y = reference.batch(5)
+    seen = []
+    attack = {"multi": attack_margins, "single": attack_loss}[estimators]
+
+    def spy(*arguments, **options):
+        seen.append(attack(*arguments, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(f"tightrope.training.objectives.taps.{attack.__name__}", spy)
+    objective = TAPS(relus, connector=connector, steps=5, estimators=estimators, loss="taps")
+    loss, found = run(net, objective, data=(x, y))
+    (points,) = seen
+    assert points.shape[1] == (2 if estimators == "multi" else 1)
+    value = slow_taps(net, split, x, y, points, connector)
+    assert loss.value.item() == pytest.approx(value, rel=1e-10)
+    # The published clamps leave 5e-6 / reach at the end of a bound's reach (c = 1: all corners).
+    assert_same(found, reference.gradients(net), 1e-9 if connector < 1 else 1e-3)
+    assert found["1.weight"].abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("method", [TAPS(steps=4), STAPS(steps=4, estimators="single")])
+@pytest.mark.parametrize("name", ["plain", "norm"])
+def test_without_connection_the_extractor_learns_from_ibp_alone(name, method):
+    net = reference.NETS[name]()
+    _, whole = run(net, method)
+    _, found = run(net, replace(method, connected=False))
+    taps, of_taps = run(net, replace(method, connected=False, loss="taps"))
+    _, of_ibp = run(net, method.annealing)
+    extractor = [key for key in found if key.startswith("1.")]
+    for key in extractor:
+        assert of_taps[key].abs().max() == 0
+        torch.testing.assert_close(found[key], taps.value.detach() * of_ibp[key])
+    rest = [key for key in found if key not in extractor]
+    assert_same({k: found[k] for k in rest}, {k: whole[k] for k in rest})
+    assert differ(found, whole)
+
+
+# --- SABR's small box -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("radius", [0.02, 0.3])
+@pytest.mark.parametrize("ratio", [0.01, 0.4, 0.9, 1.0])
+@pytest.mark.parametrize("name", reference.NETS)
+def test_the_small_box_lies_inside_the_clipped_ball(name, ratio, radius):
+    x, y = reference.batch(20)
+    model = training_model(trace(reference.NETS[name](), reference.SHAPE), x)
+    ball = Box.ball(x, radius)
+    torch.manual_seed(5)
+    box = small_box(model, x, y, radius, ratio=ratio, **REGION)
+    torch.testing.assert_close(box.radius, ratio * (ball.upper - ball.lower) / 2)
+    assert (box.lower >= ball.lower - 1e-12).all() and (box.upper <= ball.upper + 1e-12).all()
+    assert box.lower.min() > -1e-12 and box.upper.max() < 1 + 1e-12
+    assert not box.lower.requires_grad
+
+
+def test_the_small_box_holds_the_adversarial_point(monkeypatch):
+    x, y = reference.batch(20)
+    model = training_model(trace(reference.plain_net(), reference.SHAPE), x)
+    seen = {}
+
+    def spy(network, box, goal, **options):
+        seen.update(options, box=box, goal=goal, point=pgd(network, box, goal, **options))
+        return seen["point"]
+
+    monkeypatch.setattr("tightrope.training.objectives.regions.pgd", spy)
+    box = small_box(model, x, y, RADIUS, ratio=0.3, **REGION)
+    ball = Box.ball(x, RADIUS)
+    assert torch.equal(seen["box"].lower, ball.lower) and torch.equal(seen["box"].upper, ball.upper)
+    assert isinstance(seen["goal"], CrossEntropy)
+    slack = 1e-12
+    assert (seen["point"] >= box.lower - slack).all() and (seen["point"] <= box.upper + slack).all()
+    half = 0.3 * (ball.upper - ball.lower) / 2
+    expected = torch.minimum(torch.maximum(seen["point"], ball.lower + half), ball.upper - half)
+    torch.testing.assert_close(box.center, expected)
+    assert (seen["point"] != box.center).any() and (seen["point"] == box.center).any()
+    # x0.1 after ceil(.5 n), ceil(.8 n) and ceil(.9 n) of n = 8 steps
+    assert seen["steps"].sizes() == pytest.approx([0.5] * 4 + [0.05] * 3 + [0.005])
+    small_box(model, x, y, RADIUS, ratio=0.3, **{**REGION, "step_decay": 1.0, "steps": 10})
+    assert seen["steps"].sizes() == pytest.approx([0.5] * 10)
+
+
+@pytest.mark.parametrize("name", reference.NETS)
+def test_sabr_is_ibp_on_the_small_box(name):
+    net = reference.NETS[name]()
+    x, y = reference.batch()
+    loss, found = run(net, SABR(ratio=0.4))
+    torch.manual_seed(11)
+    slow = reference.Reference(net, x)
+    model = training_model(trace(copy.deepcopy(net), reference.SHAPE), x)
+    box = small_box(model, x, y, RADIUS, ratio=0.4, **REGION)
+    margins, _, _ = slow.bounds(box.lower, box.upper)
+    own = -margins[torch.arange(len(y)), y]
+    value = torch.nn.functional.cross_entropy(own, y)
+    value.backward()
+    torch.testing.assert_close(loss.value, value)
+    assert_same(found, reference.gradients(net))
+
+
+# --- ReLU shrinkage ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shrink", [0.5, 0.8])
+def test_shrinkage_by_hand(shrink):
+    # BUG in propagation.py for shrink = 0.8: `torch.where(mask, shrink, 1.0)` has torch's default
+    # type, so that float64 networks shrink by the float32 neighbour 0.800000012.
+    module = nn.Sequential(nn.ReLU())
+    lower = torch.tensor([[-3.0, -2.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
+    upper = torch.tensor([[-1.0, 4.0, 2.0, 5.0, 0.0]], dtype=torch.float64)
+    graph = trace(module, (5,))
+    box, _ = interval.bounds(graph, Box(lower, upper), rules=interval_rules(shrink))
+    assert box.lower.tolist() == [[0.0, 0.0, 1.0, 0.0, 0.0]]
+    # only the second neuron crosses zero
+    expected = [0.0, 4.0 * shrink, 2.0, 5.0, 0.0]
+    assert box.upper[0].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("method", [SABR(ratio=1.0), TAPS(steps=3), TAPS(loss="ibp")])
+def test_shrinkage_lowers_the_bounds(method):
+    net = reference.plain_net()
+    full, half = run(net, method)[0], run(net, replace(method, shrink=0.5))[0]
+    assert 0 < half.value < full.value
+    tiny = run(net, replace(method, shrink=1 - 1e-9))[0]
+    assert tiny.value.item() == pytest.approx(full.value.item(), rel=1e-6)
+
+
+# --- order of the losses ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plain", "norm"])
+def test_losses_are_ordered_on_a_trained_network(name):
+    """PGD <= TAPS <= IBP; the latter holds for any attack, the former up to its noise."""
+    net = reference.NETS[name]()
+    x, y = reference.batch(40, seed=3)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(15):
+        optimizer.zero_grad()
+        IBP()(training_model(trace(net, reference.SHAPE), x), x, y, 0.03).value.backward()
+        optimizer.step()
+    for seed in range(3):
+        data = reference.batch(20, seed=seed)
+        methods = [
+            PGD(steps=20, restarts=3),
+            TAPS(2, loss="taps", steps=20, restarts=3),
+            TAPS(1, loss="taps", steps=20, restarts=3),
+            IBP(),
+        ]
+        losses = [run(net, method, 0.05, data)[0] for method in methods]
+        values = [loss.value.item() for loss in losses]
+        assert all(a <= 1.001 * b for a, b in zip(values, values[1:], strict=False)), values
+        assert values[1] <= values[3] and values[2] <= values[3]
+        assert values[0] < 0.95 * values[3]
+        assert not (losses[3].robust & ~losses[2].robust).any()
+        single = run(net, TAPS(1, loss="taps", estimators="single", steps=20), 0.05, data)[0]
+        assert single.value <= 1.001 * values[2]
+
+
+def test_robust_means_that_no_class_wins():
+    net = reference.plain_net()
+    x, _ = reference.batch(60)
+    y = net(x).argmax(1)
+    model = FixedModel(trace(net, reference.SHAPE), x)
+    for method in (TAPS(steps=5), STAPS(steps=5), SABR(), TAPS(estimators="single", steps=5)):
+        shares = [method(model, x, y, r).robust.double().mean() for r in (0.001, 0.03, 0.3)]
+        assert shares[0] > 0.9 and shares[0] > shares[1] > shares[2]
