@@ -51,6 +51,17 @@ TRAIN = [
     (["--set", "options=1"], "unknown setting 'options'"),
     (["--method", "pgd", "--set", "pgd.step=3"], "did you mean 'pgd.steps'?"),
     (["--set", "pgd.steps=3"], "belongs to method 'pgd'"),
+    # options of the methods that join bounds and attacks
+    (["--method", "taps", "--set", "taps.classifier_relus=7"], "possible numbers: 0, 1, 2"),
+    (["--method", "taps", "--set", "taps.connector=1.5"], "taps.connector must be between 0 and 1"),
+    (["--method", "taps", "--set", "taps.weight=-1"], "taps.weight must be at least 0"),
+    (["--method", "taps", "--set", "taps.steps=0"], "taps.steps must be at least 1"),
+    (["--method", "taps", "--set", "taps.estimators=two"], "one of multi, single"),
+    (["--method", "taps", "--set", "taps.wieght=2"], "did you mean 'taps.weight'?"),
+    (["--method", "staps", "--set", "staps.ratio=0"], "staps.ratio must be above 0"),
+    (["--method", "sabr", "--set", "sabr.ratio=1.1"], "sabr.ratio must be above 0 and at most 1"),
+    (["--method", "mtl-ibp", "--set", "mtl.alpha=2"], "mtl.alpha must be between 0 and 1"),
+    (["--method", "mtl-ibp", "--set", "taps.steps=3"], "belongs to method 'taps'"),
     (["--set", "ibp.weight=3"], "takes no options"),
     (["--set", "hidden=3"], "'hidden'"),
     # names of the function's own arguments, which are no settings

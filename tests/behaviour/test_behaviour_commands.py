@@ -25,7 +25,10 @@ from tightrope import nets
 from tightrope.data.mnist import load_mnist
 
 CERTIFY = ("--samples", "300", "--eps", "0.03", "--steps", "10", "--restarts", "1")
-COMMANDS = ("train", "attack", "certify", "export", "nets", "methods", "presets", "data")
+COMMANDS = (
+    *("train", "compare", "attack", "estimate", "certify", "export"),
+    *("nets", "methods", "presets", "data"),
+)
 
 
 def assert_fine(outcome: Outcome) -> None:
@@ -221,7 +224,7 @@ def test_certified_is_below_adversarial_is_below_natural(commands: Commands, run
     ("arguments", "names"),
     [
         (("nets",), {"mlp", "cnn3", "cnn7", "resnet"}),
-        (("methods",), {"standard", "pgd", "ibp"}),
+        (("methods",), {"standard", "pgd", "ibp", "sabr", "taps", "staps", "mtl-ibp", "ibp-r"}),
         (("presets",), {"demo", "paper/tiny-ibp", "paper/tiny-pgd"}),
         (("data", "list"), {"mnist", "cifar10", "tinyimagenet"}),
     ],

@@ -81,6 +81,15 @@ def test_certify(commands: Commands, run: Path, finished_run: Path, tmp_path: Pa
     assert points
 
 
+def test_estimate(commands: Commands, run: Path) -> None:
+    options = ("--samples", "100", "--start", "50", "--eps", "0.05", "--steps", "5")
+    outcome = commands.run("estimate", run, *options, "--classifier-relus", "1", "--json")
+    result = tr.estimate(run, samples=100, start=50, eps=0.05, steps=5, classifier_relus=1)
+    assert without_times(vars(result)) == without_times(outcome.json)
+    stored = json.loads((run / "estimate.json").read_text())
+    assert without_times(stored) == without_times(vars(result))
+
+
 def test_export(commands: Commands, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "net.onnx"
     outcome = commands.run("export", run, "--onnx", path, "--json")
@@ -127,7 +136,9 @@ UNUSUAL: dict[str, Any] = {
     "clip": 1.0,
     "l1": 1e-5,
     "regularizer_weight": 0.25,
+    "natural_weight": 0.1,
     "precise_bn": True,
+    "average_from": 2,
     "select": "last",
     "seed": 7,
     "device": "cpu",

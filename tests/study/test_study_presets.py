@@ -78,7 +78,9 @@ def named(family: str, *methods: str) -> list[str]:
 
 
 def test_the_families_are_complete():
-    everything = {f"paper/{s}-{m}" for s in SETTINGS for m in ("ibp", "sabr", "taps", "staps", "pgd")}
+    everything = {
+        f"paper/{s}-{m}" for s in SETTINGS for m in ("ibp", "sabr", "taps", "staps", "pgd")
+    }
     everything |= {f"paper/{s}-multi-pgd" for s in SETTINGS[:4]}
     everything |= {f"expressive/{s}-{m}" for s in SETTINGS for m in ("mtl-ibp", "cc-ibp")}
     everything |= {f"expressive/{s}-exp-ibp" for s in SETTINGS[2:]}

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -189,7 +190,8 @@ def slow_taps(net, split, x, y, points, c):
         down, up = by_hand_connector(*ends, points[tuple(place)].item(), c)
         to_lower[where] += down * leaves.grad[tuple(place)]
         to_upper[where] += up * leaves.grad[tuple(place)]
-    torch.autograd.backward((lower, upper), (to_lower, to_upper))
+    if lower.requires_grad:  # the extractor has parameters
+        torch.autograd.backward((lower, upper), (to_lower, to_upper))
     return total.item()
 
 
@@ -219,9 +221,8 @@ def test_taps_loss_and_gradient_are_the_papers(estimators, connector, relus, spl
 
 
 @pytest.mark.parametrize("method", [TAPS(steps=4), STAPS(steps=4, estimators="single")])
-@pytest.mark.parametrize("name", ["plain", "norm"])
-def test_without_connection_the_extractor_learns_from_ibp_alone(name, method):
-    net = reference.NETS[name]()
+def test_without_connection_the_extractor_learns_from_ibp_alone(method):
+    net = reference.plain_net()
     _, whole = run(net, method)
     _, found = run(net, replace(method, connected=False))
     taps, of_taps = run(net, replace(method, connected=False, loss="taps"))
@@ -336,17 +337,18 @@ def test_losses_are_ordered_on_a_trained_network(name):
         optimizer.zero_grad()
         IBP()(training_model(trace(net, reference.SHAPE), x), x, y, 0.03).value.backward()
         optimizer.step()
-    for seed in range(3):
+    for seed in range(2):
         data = reference.batch(20, seed=seed)
+        strong = {"steps": 20, "restarts": 20}
         methods = [
-            PGD(steps=20, restarts=3),
-            TAPS(2, loss="taps", steps=20, restarts=3),
-            TAPS(1, loss="taps", steps=20, restarts=3),
+            PGD(**strong),
+            TAPS(2, loss="taps", **strong),
+            TAPS(1, loss="taps", **strong),
             IBP(),
         ]
         losses = [run(net, method, 0.05, data)[0] for method in methods]
         values = [loss.value.item() for loss in losses]
-        assert all(a <= 1.001 * b for a, b in zip(values, values[1:], strict=False)), values
+        assert all(a <= 1.001 * b for a, b in pairwise(values)), values
         assert values[1] <= values[3] and values[2] <= values[3]
         assert values[0] < 0.95 * values[3]
         assert not (losses[3].robust & ~losses[2].robust).any()

@@ -1,0 +1,124 @@
+"""`tightrope compare` and `estimate`: equal terms, one table, nothing hidden."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from commands import SMALL, Commands
+
+import tightrope as tr
+
+# SMALL without its method.
+EQUAL = tuple(a for i, a in enumerate(SMALL) if "--method" not in (a, SMALL[i - 1]))
+SHORT = (*EQUAL, "--samples", "60", "--set", "taps.steps=3")
+
+
+@pytest.fixture(scope="module")
+def comparison(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("comparison") / "all"
+    outcome = commands.run(
+        "compare", "--methods", "ibp,taps", "--seeds", "2", "--out", folder, *SHORT
+    )
+    assert outcome.code == 0, outcome.err
+    for word in ("ibp", "taps", "natural", "certified", "±", "comparison.png"):
+        assert word in outcome.out
+    return folder
+
+
+def test_runs_differ_in_method_and_seed_only(comparison: Path) -> None:
+    runs = {f"{m}-{s}": tr.Run(comparison / f"{m}-{s}") for m in ("ibp", "taps") for s in (0, 1)}
+    tables = {name: run.settings().to_table() for name, run in runs.items()}
+    for name, table in tables.items():
+        method, seed = name.split("-")
+        assert (table.pop("method"), table.pop("seed")) == (method, int(seed))
+        assert (table.pop("taps", None) is not None) == (method == "taps")
+    assert len({json.dumps(table, sort_keys=True) for table in tables.values()}) == 1
+
+
+def test_the_table_is_that_of_the_run_folders(comparison: Path) -> None:
+    result = json.loads((comparison / "comparison.json").read_text())
+    for entry in result["entries"]:
+        assert entry["errors"] == [] and len(entry["runs"]) == 2
+        for k, folder in enumerate(entry["runs"]):
+            certified = json.loads((Path(folder) / "certification.json").read_text())
+            estimated = json.loads((Path(folder) / "estimate.json").read_text())
+            assert certified["samples"] == estimated["samples"] == 60
+            for column in ("natural", "adversarial", "certified"):
+                assert entry["values"][column][k] == certified[column]
+            assert entry["values"]["taps"][k] == estimated["taps"]
+    assert (comparison / "figures" / "comparison.png").stat().st_size > 5_000
+
+
+def test_calling_again_uses_finished_runs(commands: Commands, comparison: Path) -> None:
+    weights = comparison / "taps-1" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    arguments = ("compare", "--methods", "ibp,taps", "--seeds", "2", "--out", comparison)
+    outcome = commands.run(*arguments, *SHORT, "--json")
+    assert outcome.code == 0, outcome.err
+    assert weights.stat().st_mtime_ns == before
+    entry = next(e for e in outcome.json["entries"] if e["method"] == "taps")
+    assert len(entry["values"]["natural"]) == 2
+
+
+def test_a_failing_method_is_reported_and_does_not_stop_the_others(
+    commands: Commands, tmp_path: Path
+) -> None:
+    arguments = ("compare", "--methods", "taps,ibp", "--out", tmp_path / "all")
+    outcome = commands.run(*arguments, *SHORT, "--set", "taps.classifier_relus=5")
+    assert outcome.code == 1
+    assert "failed:" in outcome.out and "no split with 5 ReLUs" in outcome.out
+    assert (tmp_path / "all" / "ibp-0" / "certification.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--methods", "ibp,tabs"), "did you mean 'taps'?"),
+        (("--methods", "ibp,ibp"), "different names"),
+        (("--methods", ","), "different names"),
+        (("--methods", "ibp", "--seeds", "0"), "seeds must be at least 1"),
+        (("--methods", "ibp", "--set", "seed=3"), "use methods and seeds"),
+        (("--methods", "ibp", "--set", "taps.weight=3"), "belongs to none of the methods"),
+        (("--methods", "ibp", "--preset", "nowhere/{method}"), "unknown preset"),
+    ],
+)
+def test_bad_input_is_refused(
+    commands: Commands, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    outcome = commands.run("compare", "--out", tmp_path / "all", *arguments)
+    assert outcome.code == 2 and outcome.out == ""
+    assert message in outcome.err and outcome.err.count("\n") == 1
+    assert not (tmp_path / "all").exists()
+
+
+def test_means_and_deviations() -> None:
+    entry = tr.Comparison(1, [], "").entries
+    assert entry == []
+    values = {"natural": [0.5, 0.7, 0.9]}
+    from tightrope.api import Entry
+
+    made = Entry("ibp", [], values)
+    assert made.mean("natural") == pytest.approx(0.7)
+    assert made.deviation("natural") == pytest.approx(statistics.stdev(values["natural"]))
+    assert Entry("ibp", [], {"natural": [0.5]}).deviation("natural") is None
+
+
+def test_estimates_are_in_order(commands: Commands, run: Path) -> None:
+    found = commands.run("estimate", run, "--samples", "200", "--json").json
+    # An attack finds less than everything, interval bounds more: the estimates lie between.
+    assert found["ibp"] <= found["taps"] <= found["natural"]
+    assert found["ibp"] <= found["sabr"] + 1e-9 and found["ibp"] <= found["pgd"]
+    assert found["pgd"] <= found["natural"]
+    human = commands.run("estimate", run, "--samples", "200")
+    assert human.code == 0 and "not proofs" in human.out
+    for key in ("natural", "pgd", "taps", "ibp"):
+        assert f"{100 * found[key]:.2f}%" in human.out
+
+
+def test_a_split_that_does_not_exist_is_refused(commands: Commands, run: Path) -> None:
+    outcome = commands.run("estimate", run, "--classifier-relus", "9")
+    assert outcome.code == 2 and "no split with 9 ReLUs" in outcome.err
+    assert not (run / "estimate.json").exists()
