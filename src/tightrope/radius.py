@@ -24,7 +24,11 @@ def parse_radius(value: Radius, name: str = "eps") -> Fraction:
     try:
         if not isinstance(value, Fraction) and not _NUMBER.fullmatch(text):
             raise ValueError
-        radius = value if isinstance(value, Fraction) else Fraction(text)
+        if isinstance(value, Fraction):
+            radius = value
+        else:
+            above, _, below = text.partition("/")
+            radius = Fraction(above) / Fraction(below or 1)
     except (ValueError, ZeroDivisionError):
         raise UserError(
             f"{name} must be a number such as 0.1 or 8/255, got {shorten(value)}"

@@ -148,7 +148,7 @@ def test_reduction_keeps_only_what_can_change() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 1, 1), (1, 1, 4), (1, 4, 1)])
 def test_images_of_one_pixel_or_one_line(shape: tuple[int, ...]) -> None:
-    # BUG in box.py: `spread` calls itself for ever where the permuted tensor is channels last, too.
+    # Such tensors are in both memory orders at once.
     torch.manual_seed(0)
     conv = nn.Conv2d(shape[0], 3, 3, padding=1)
     layers = (conv, nn.ReLU(), nn.Flatten(), nn.Linear(3 * shape[1] * shape[2], CLASSES))

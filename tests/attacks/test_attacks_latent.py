@@ -194,8 +194,7 @@ def test_the_start_is_projected(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_starts_in_any_memory_order(kind: str) -> None:
-    # BUG in latent.py: `points[piece].flatten(0, 1)` copies where the strides of `start` do not
-    # let two dimensions merge; the search then fills the copy and the start is returned.
+    # The search fills views of the points: where dimensions do not merge, it would fill copies.
     module, graph, box, labels = make(kind)
     start = box.sample(3)
     turned = start.transpose(0, 1).contiguous().transpose(0, 1)
@@ -316,6 +315,26 @@ def test_estimators_begin_at_points_of_their_own() -> None:
         assert (points[:, 0] != points[:, 1])[moves].all() and (points[:, 0] >= box.lower).all()
 
 
+# --- stopping early ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_points_stop_where_a_step_promises_too_little(kind: str) -> None:
+    module, graph, box, labels = make(kind)
+    start = box.sample(3)
+    options = {"steps": latent_steps(20), "start": start, "plain": True}
+    full = attack_margins(graph, box, labels, **options)
+    reached = margins(module, full, labels)
+    never = attack_margins(graph, box, labels, tolerance=1e9, **options)
+    assert torch.equal(never, start)
+    rough = attack_margins(graph, box, labels, tolerance=0.05, **options)
+    assert (rough >= box.lower.unsqueeze(1)).all() and (rough <= box.upper.unsqueeze(1)).all()
+    assert (margins(module, rough, labels) <= reached + 1e-12).all()
+    assert (margins(module, rough, labels) > margins(module, start, labels)).any()
+    fine = attack_margins(graph, box, labels, tolerance=1e-12, **options)
+    torch.testing.assert_close(margins(module, fine, labels), reached, rtol=1e-9, atol=1e-9)
+
+
 # --- gradients --------------------------------------------------------------------------------
 
 
@@ -332,7 +351,6 @@ def test_attacks_leave_no_gradients(kind: str, attack: object) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_starts_may_have_gradients(kind: str) -> None:
-    # BUG in sparse.py: `attack_reduced` does not detach `start`; writing its scores then fails.
     _, graph, box, labels = make(kind)
     start = box.sample(3)
     expected = attack_margins(graph, box, labels, steps=latent_steps(3), start=start)

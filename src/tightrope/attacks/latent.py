@@ -25,14 +25,16 @@ from tightrope.graph import Graph, ops
 CACHE = 64 << 20
 
 
-def latent_steps(count: int, size: float | None = None, decay: float = 0.1) -> Steps:
+def latent_steps(
+    count: int, size: float | None = None, decay: float = 0.1, decay_from: int = 20
+) -> Steps:
     """Return the steps of the paper's latent attack.
 
     `size` is relative to the full width, by default `max(0.2, 2 / count)`; it drops by `decay`
-    late in the attack if that has at least 20 steps.
+    late in the attack if that has at least `decay_from` steps.
     """
     width_share = max(0.2, 2 / count) if size is None else size
-    if count < 20:
+    if count < decay_from:
         milestones: tuple[float, ...] = ()
     elif count <= 50:
         milestones = (0.7,)

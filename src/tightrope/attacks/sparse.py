@@ -93,7 +93,7 @@ class _JointSearch(Search):
         if better.all():
             self.best.copy_(points)
         else:
-            torch.where(better[self.sample], points, self.best, out=self.best)
+            torch.where(better.index_select(0, self.sample), points, self.best, out=self.best)
 
 
 def attack_reduced(

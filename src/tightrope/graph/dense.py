@@ -8,7 +8,7 @@ the weights.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from tightrope.graph import evaluate, ops
 from tightrope.graph.graph import Graph, Node, Rules
 
 # A convolution with at most this many pairs of inputs and outputs is faster as one matrix.
-DENSE_SIZE = 1 << 16
+DENSE_SIZE = 1 << 18
 
 
 def dense_rules(graph: Graph) -> Rules:
@@ -48,10 +48,41 @@ def is_small(graph: Graph, node: Node) -> bool:
 
 def convolution_matrix(op: ops.Conv2d, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
     """Return the matrix and the bias of a convolution of inputs of that shape."""
-    size = math.prod(shape)
-    inputs = torch.eye(size, dtype=op.weight.dtype, device=op.weight.device)
-    columns = evaluate.RULES[ops.Conv2d](replace(op, bias=None), inputs.view(size, *shape))
-    bias = None
-    if op.bias is not None:
-        bias = op.bias.repeat_interleave(math.prod(columns.shape[2:]))
-    return columns.flatten(1).T.contiguous(), bias
+    geometry = (op.weight.shape[2:], op.stride, op.padding, op.dilation)
+    row, column, tap, size = _entries(tuple(shape), op.weight.shape[0], op.groups, *geometry)
+    weights = op.weight.flatten()[tap.to(op.weight.device)]
+    place = (row * math.prod(shape) + column).to(op.weight.device)
+    flat = weights.new_zeros(size * math.prod(shape)).scatter(0, place, weights)
+    bias = None if op.bias is None else op.bias.repeat_interleave(size // op.weight.shape[0])
+    return flat.view(size, -1), bias
+
+
+@lru_cache(maxsize=64)
+def _entries(
+    shape: tuple[int, int, int],
+    outputs: int,
+    groups: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return row, column and weight number of each entry, and the number of rows."""
+    channels, height, width = shape
+    pixels = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
+    taps = F.unfold(pixels, kernel, dilation, padding, stride)[0].long() - 1  # -1 is padding
+    positions = taps.shape[1]
+    inside = channels // groups
+    output = torch.arange(outputs).view(-1, 1, 1, 1)
+    channel = torch.arange(inside).view(1, -1, 1, 1)
+    place = torch.arange(positions)
+    tap = torch.arange(len(taps)).view(-1, 1)
+    first = output // (outputs // groups) * inside  # of the output's group
+    found = [
+        output * positions + place + 0 * channel + 0 * tap,
+        (first + channel) * (height * width) + taps,
+        (output * inside + channel) * len(taps) + tap + 0 * place,
+    ]
+    exists = (taps >= 0).expand(outputs, inside, -1, -1)
+    row, column, number = (t.expand_as(exists)[exists] for t in found)
+    return row, column, number, outputs * positions

@@ -237,13 +237,16 @@ def evaluate(
     """Return natural accuracy and the accuracy that the objective considers robust."""
     samples = natural = 0
     robust: int | None = 0
+    limit = getattr(objective, "largest_batch", lambda graph: None)(graph)
     for x, y in batches:
-        model = evaluation_model(graph, x)
-        samples += len(y)
-        natural += int((~misclassified(model.logits, y)).sum())
-        if robust is not None:
-            claim = objective(model, x, y, radius).robust
-            robust = None if claim is None else robust + int(claim.sum())
+        for part in torch.arange(len(y)).split(limit or len(y)):
+            inside = slice(int(part[0]), int(part[-1]) + 1)
+            model = evaluation_model(graph, x[inside])
+            samples += len(part)
+            natural += int((~misclassified(model.logits, y[inside])).sum())
+            if robust is not None:
+                claim = objective(model, model.x, y[inside], radius).robust
+                robust = None if claim is None else robust + int(claim.sum())
     return natural / samples, None if robust is None else robust / samples
 
 

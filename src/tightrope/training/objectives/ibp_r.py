@@ -56,6 +56,7 @@ class IBPR:
             steps=self.steps,
             restarts=self.restarts,
             step_size=self.step_size,
+            last=True,
         )
         adversarial = F.cross_entropy(model.graph(points), y)
         relu_inputs = (model.graph.nodes[i].inputs[0] for i in model.graph.relus)

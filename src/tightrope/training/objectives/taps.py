@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -26,6 +27,9 @@ from tightrope.training.objectives.propagation import (
     scale_gradient,
 )
 
+# Bytes that latent points may take when held-out data is evaluated.
+EVALUATION_MEMORY = 1 << 30
+
 
 @dataclass(frozen=True)
 class TAPS:
@@ -39,7 +43,8 @@ class TAPS:
 
     `loss` is the product, or taps or ibp alone. `scale` is plain or paper, see
     `gradient_factors`. `step_size` is relative to the full width of the latent box, by default
-    `max(0.2, 2 / steps)`. `connected = false` cuts the gradient between the latent points and
+    `max(0.2, 2 / steps)`; it drops by `step_decay` after 70 % of the steps if there are at least
+    `decay_from` of them (CTBench: 0.2, from 10 on). `connected = false` cuts the gradient between the latent points and
     the extractor; `shrink` below 1 is SABR's ReLU shrinkage. With a `tolerance` above 0, latent
     points stop early when their next step promises less gain in the margin than that: a faster
     attack for deep classifiers, and no longer quite the paper's.
@@ -59,6 +64,7 @@ class TAPS:
     scale: str = "plain"
     step_size: float | None = None
     step_decay: float = 0.1
+    decay_from: int = 20
     connected: bool = True
     shrink: float = 1.0
     tolerance: float = 0.0
@@ -68,7 +74,7 @@ class TAPS:
         require(relus >= 0, f"{self.name}.classifier_relus must be at least 0, got {relus}")
         require(w >= 0, f"{self.name}.weight must be at least 0 (inf is allowed), got {w}")
         require(0 <= c <= 1, f"{self.name}.connector must be between 0 and 1, got {c}")
-        for option in ("steps", "restarts"):
+        for option in ("steps", "restarts", "decay_from"):
             require(getattr(self, option) > 0, f"{self.name}.{option} must be at least 1")
         choices = {
             "estimators": ("multi", "single"),
@@ -95,6 +101,12 @@ class TAPS:
         """Refuse networks without the split."""
         graph.split(self.classifier_relus)
 
+    def largest_batch(self, graph: Graph) -> int:
+        """Return how many samples to evaluate at a time: each has a point per wrong class."""
+        latent = math.prod(graph.split(self.classifier_relus)[1].input_shape)
+        each = graph.output_shape[0] * latent * 8 * 4
+        return max(1, EVALUATION_MEMORY // each)
+
     def region(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Box:
         """The input box: the whole ball."""
         return Box.ball(x, radius)
@@ -119,7 +131,8 @@ class TAPS:
 
     def latent_points(self, classifier: Graph, latent: Box, y: Tensor) -> Tensor:
         """Return the worst latent points, joined to the bounds by the connector."""
-        steps, restarts = latent_steps(self.steps, self.step_size, self.step_decay), self.restarts
+        decay = self.step_decay, self.decay_from
+        steps, restarts = latent_steps(self.steps, self.step_size, *decay), self.restarts
         if self.estimators == "single":
             points = attack_loss(classifier, latent, y, steps=steps, restarts=restarts)
         else:
