@@ -20,6 +20,7 @@ from tightrope.radius import Radius, format_radius
 from tightrope.runs import Run, open_run
 from tightrope.training.batchnorm import evaluation_model
 from tightrope.training.objectives import IBP, PGD, SABR, TAPS, Objective
+from tightrope.training.objectives.propagation import evaluation_batch
 
 BATCH = 250
 
@@ -74,12 +75,12 @@ def estimate(
         "ibp": IBP(),
     }
     graph = trace(examination.module, examination.input_shape)
-    graph.split(relus)  # refuses a split that the network does not have
+    size = min(BATCH, evaluation_batch(graph.split(relus)[1]))
     counts = dict.fromkeys(("natural", *objectives), 0)
     total, started = len(examination.indices), time.perf_counter()
     with torch.random.fork_rng(), torch.no_grad(), full_precision():
-        for first in range(0, total, BATCH):
-            indices, x, y = examination.batch(first, first + BATCH)
+        for first in range(0, total, size):
+            indices, x, y = examination.batch(first, first + size)
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             model = evaluation_model(graph, x)
@@ -89,7 +90,7 @@ def estimate(
                 robust = objective(model, x, y, float(examination.eps)).robust
                 assert robust is not None
                 counts[name] += int(robust.sum())
-            progress(min(first + BATCH, total), total)
+            progress(min(first + size, total), total)
     result = Estimate(
         samples=total,
         **{name: count / total for name, count in counts.items()},

@@ -55,9 +55,11 @@ class Objective(Protocol):
     this iteration, in units of [0, 1] pixels. The same call, without gradients, measures
     robust accuracy on held-out data.
 
-    Three more names are optional: `section`, under which its options appear in the settings
-    (by default its name); `annealing`, the objective to use while the radius grows; and
-    `check(graph)`, which refuses networks that it cannot train.
+    More names are optional: `section`, under which its options appear in the settings (by
+    default its name); `annealing`, the objective to use while the radius grows; `check(graph)`,
+    which refuses networks that it cannot train; `largest_batch(graph)`, how many samples fit
+    into memory when held-out data is evaluated; `annealing_share`, the default part of the
+    epochs over which the radius grows.
     """
 
     name: ClassVar[str]

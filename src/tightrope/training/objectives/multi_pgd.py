@@ -9,9 +9,14 @@ from torch import Tensor
 
 from tightrope.attacks import attack_margins, latent_steps
 from tightrope.box import Box
+from tightrope.graph import Graph
 from tightrope.training.batchnorm import FixedModel
 from tightrope.training.objectives.base import Loss, require
-from tightrope.training.objectives.propagation import estimated_loss, estimated_margins
+from tightrope.training.objectives.propagation import (
+    estimated_loss,
+    estimated_margins,
+    evaluation_batch,
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,10 @@ class MultiPGD:
         require(counts, "multi-pgd.steps and multi-pgd.restarts must be at least 1")
         size = self.step_size
         require(size is None or size > 0, "multi-pgd.step_size must be positive")
+
+    def largest_batch(self, graph: Graph) -> int:
+        """Return how many samples to evaluate at a time."""
+        return evaluation_batch(graph)
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return `ln(1 + sum_i exp(o_i - o_y))`, each margin at its own worst point."""

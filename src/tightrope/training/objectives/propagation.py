@@ -18,6 +18,9 @@ from tightrope.graph.graph import Rules
 from tightrope.training.batchnorm import FixedModel
 from tightrope.training.objectives.base import Loss, certified
 
+# Bytes that evaluating held-out data may take.
+EVALUATION_MEMORY = 1 << 30
+
 
 def interval_loss(model: FixedModel, box: Box, y: Tensor, *, shrink: float = 1.0) -> Loss:
     """Return the cross-entropy of the interval bounds over `box`: the paper's Eq. (2)."""
@@ -52,6 +55,12 @@ def estimated_margins(network: Graph, points: Tensor, y: Tensor) -> Tensor:
 def estimated_loss(margins: Tensor) -> Tensor:
     """Return the mean of `ln(1 + sum_i exp(o_i - o_y))` over estimated margins, Eq. (5)."""
     return F.softplus(margins.logsumexp(1)).mean()
+
+
+def evaluation_batch(network: Graph) -> int:
+    """Return how many samples to evaluate at a time, each with one point per class."""
+    largest = max(math.prod(node.shape) for node in network.nodes)
+    return max(1, EVALUATION_MEMORY // (4 * 8 * network.output_shape[0] * largest))
 
 
 def interval_rules(shrink: float) -> Rules:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -20,15 +19,13 @@ from tightrope.training.objectives.ibp import IBP
 from tightrope.training.objectives.propagation import (
     estimated_loss,
     estimated_margins,
+    evaluation_batch,
     gradient_factors,
     interval_loss,
     interval_rules,
     margin_loss,
     scale_gradient,
 )
-
-# Bytes that latent points may take when held-out data is evaluated.
-EVALUATION_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -44,10 +41,10 @@ class TAPS:
     `loss` is the product, or taps or ibp alone. `scale` is plain or paper, see
     `gradient_factors`. `step_size` is relative to the full width of the latent box, by default
     `max(0.2, 2 / steps)`; it drops by `step_decay` after 70 % of the steps if there are at least
-    `decay_from` of them (CTBench: 0.2, from 10 on). `connected = false` cuts the gradient between the latent points and
-    the extractor; `shrink` below 1 is SABR's ReLU shrinkage. With a `tolerance` above 0, latent
-    points stop early when their next step promises less gain in the margin than that: a faster
-    attack for deep classifiers, and no longer quite the paper's.
+    `decay_from` of them (CTBench: 0.2, from 10 on). `connected = false` cuts the gradient between
+    the latent points and the extractor; `shrink` below 1 is SABR's ReLU shrinkage. With a
+    `tolerance` above 0, latent points stop early when their next step promises less gain in the
+    margin than that: a faster attack for deep classifiers, and no longer quite the paper's.
     """
 
     name: ClassVar[str] = "taps"
@@ -102,10 +99,8 @@ class TAPS:
         graph.split(self.classifier_relus)
 
     def largest_batch(self, graph: Graph) -> int:
-        """Return how many samples to evaluate at a time: each has a point per wrong class."""
-        latent = math.prod(graph.split(self.classifier_relus)[1].input_shape)
-        each = graph.output_shape[0] * latent * 8 * 4
-        return max(1, EVALUATION_MEMORY // each)
+        """Return how many samples to evaluate at a time."""
+        return evaluation_batch(graph.split(self.classifier_relus)[1])
 
     def region(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Box:
         """The input box: the whole ball."""
