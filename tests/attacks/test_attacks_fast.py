@@ -16,8 +16,8 @@ from tightrope.attacks.latent import wrong_classes
 from tightrope.attacks.pgd import NetworkLandscape
 from tightrope.attacks.sparse import convolution_pair, reduce_margins
 from tightrope.box import Box
-from tightrope.graph import Graph, dense, evaluate, ops, trace
-from tightrope.graph.dense import convolution_matrix, dense_rules
+from tightrope.graph import Graph, dense, ops, trace
+from tightrope.graph.dense import convolution_matrix
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -116,7 +116,7 @@ def test_reduced_margins_are_the_networks(
     pair = convolution_pair(trace(module, shape).detach())
     with pytest.MonkeyPatch.context() as patch:
         if large:  # the slope of active ReLUs by a transposed convolution
-            patch.setattr(sparse, "DENSE_SIZE", 0)
+            patch.setattr(sparse, "LARGEST_MATRIX", 0)
         landscape = reduce_margins(*pair, box, labels, targets)
     points = box.sample(CLASSES - 1).requires_grad_()
     outputs = module(points.flatten(0, 1)).unflatten(0, points.shape[:2])
@@ -329,16 +329,16 @@ def test_other_structures_are_no_linear_pairs(name: str) -> None:
 
 @settings(max_examples=40)
 @given(module=networks(containing=ops.Conv2d))
-def test_dense_rules_evaluate_the_network(module: nn.Module) -> None:
+def test_matrices_evaluate_the_network(module: nn.Module) -> None:
     graph = trace(module, module.input_shape)
     torch.manual_seed(0)
     values, slopes = [], []
-    rules = dense_rules(graph)
-    assert rules is not evaluate.RULES
     points = torch.randn(3, *module.input_shape, dtype=torch.float64)
     inputs = [points.requires_grad_(), *(p for p in module.parameters() if p.requires_grad)]
-    for table in (rules, evaluate.RULES):
-        value = graph.propagate(table, points)[len(graph.nodes) - 1]
+    for smallest in (0, 1 << 60):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dense, "SMALLEST_PRODUCT", smallest)
+            value = graph(points)
         values.append(value.detach())
         weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype).view_as(value)
         total = (value * weights).sum()
@@ -349,14 +349,14 @@ def test_dense_rules_evaluate_the_network(module: nn.Module) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8, check_dtype=False)
 
 
-def test_a_shared_convolution_has_a_matrix_for_each_size() -> None:
+def test_a_shared_convolution_has_a_matrix_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "SMALLEST_PRODUCT", 0)
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 2, 3)
     module = nn.Sequential(conv, nn.ReLU(), conv, nn.Flatten(), nn.Linear(8, 3)).double()
     graph = trace(module, (2, 6, 6))
     x = torch.randn(2, 2, 6, 6, dtype=torch.float64)
-    found = graph.propagate(dense_rules(graph), x)[len(graph.nodes) - 1]
-    torch.testing.assert_close(found, module(x))
+    torch.testing.assert_close(graph(x), module(x))
 
 
 def test_convolution_matrix_by_hand() -> None:
@@ -367,9 +367,9 @@ def test_convolution_matrix_by_hand() -> None:
     assert bias.tolist() == [7.0, 7.0]
 
 
-def test_large_convolutions_stay_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = trace(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), (1, 5, 5))
-    for size, small in ((25 * 18, True), (25 * 18 - 1, False)):
-        monkeypatch.setattr(dense, "DENSE_SIZE", size)
-        assert dense.is_small(graph, graph.nodes[1]) is small
-        assert (dense_rules(graph) is evaluate.RULES) is not small
+def test_large_convolutions_and_few_points_stay_convolutions() -> None:
+    op = trace(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), (1, 5, 5)).nodes[1].op
+    enough = -(-dense.SMALLEST_PRODUCT // (25 * 18))
+    assert dense.pays(op, torch.zeros(enough, 1, 5, 5))
+    assert not dense.pays(op, torch.zeros(enough - 1, 1, 5, 5))
+    assert not dense.pays(op, torch.zeros(enough, 1, 30, 30))  # too large a matrix

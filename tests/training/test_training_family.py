@@ -358,8 +358,8 @@ BAD = [
 ]
 
 
-# BUG in taps.py and multi_pgd.py: a `step_size` of inf is let through (and gives points that are
-# no numbers: infinity times a width of zero); all other methods refuse it.
+# BUG in taps.py and multi_pgd.py: a `step_size` of inf is let through. Infinity times a width or
+# a gradient of zero is no number, so that such points never leave their start.
 @pytest.mark.parametrize("method,option,value", [(m, o, v) for m, o, vs in BAD for v in vs])
 def test_bad_options_are_refused_in_one_line(method, option, value):
     with pytest.raises(UserError) as caught:

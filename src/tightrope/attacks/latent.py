@@ -69,7 +69,8 @@ def attack_margins(
     The result is [batch, classes - 1, ...], in the order of `wrong_classes`. Every estimator
     begins at its own uniform random point (in the first restart at `start`, if given), and the
     best point it visits counts, the first one included. It stops early when its next step
-    promises no more than `tolerance` to first order; 0 does not change the result.
+    promises no more than `tolerance` to first order (0 does not change the result), except in
+    reduced convolutions, where it costs little to go on.
 
     `memory` is the number of bytes to use besides the points themselves, by default what suits
     the processor; it does not change the result. Classifiers with one hidden layer are evaluated

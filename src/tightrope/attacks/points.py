@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tightrope.attacks.pgd import Network
 from tightrope.graph import Graph, evaluate, ops
-from tightrope.graph.dense import dense_rules, is_small
+from tightrope.graph.dense import pays
 from tightrope.graph.graph import Rules
 
 # Above this many input channels the library's own backward pass is the faster one.
@@ -30,9 +30,7 @@ def for_points(graph: Graph) -> Network:
     kernels = {
         node.op: _backward_kernel(node.op)
         for node in graph.nodes
-        if isinstance(node.op, ops.Conv2d)
-        and _has_few_channels(node.op)
-        and not is_small(graph, node)
+        if isinstance(node.op, ops.Conv2d) and _has_few_channels(node.op)
     }
 
     def reshape(op: ops.Reshape, x: Tensor) -> Tensor:
@@ -41,11 +39,9 @@ def for_points(graph: Graph) -> Network:
         output: Tensor = _Reshape.apply(x, op.shape)
         return output
 
-    dense = dense_rules(graph)
-
     def convolve(op: ops.Conv2d, x: Tensor) -> Tensor:
-        if op not in kernels or not torch.is_grad_enabled():
-            result: Tensor = dense[ops.Conv2d](op, x)
+        if op not in kernels or not torch.is_grad_enabled() or pays(op, x):
+            result: Tensor = evaluate.RULES[ops.Conv2d](op, x)
             return result
         output: Tensor = _Convolution.apply(x, op, kernels[op])
         return output

@@ -21,7 +21,7 @@ from torch.nn.grad import conv2d_input
 from tightrope.attacks.pgd import Search, Steps, View, climb
 from tightrope.box import Box
 from tightrope.graph import Graph, evaluate, ops
-from tightrope.graph.dense import DENSE_SIZE, convolution_matrix
+from tightrope.graph.dense import LARGEST_MATRIX, convolution_matrix
 
 # The full convolution is faster when a larger share of its weights than this can matter.
 LARGEST_SHARE = 0.12
@@ -178,7 +178,7 @@ def _stability(layer: ops.Conv2d, box: Box) -> tuple[Tensor, Tensor]:
 
 def _transposed(layer: ops.Conv2d, outputs: Tensor, shape: torch.Size) -> Tensor:
     """Return the gradient with respect to the layer's inputs."""
-    if outputs[0].numel() * shape.numel() <= DENSE_SIZE:
+    if outputs[0].numel() * shape.numel() <= LARGEST_MATRIX:
         matrix, _ = convolution_matrix(layer, shape)
         return (outputs.flatten(1) @ matrix).unflatten(1, shape)
     outputs = outputs.contiguous(memory_format=torch.channels_last)

@@ -1,8 +1,8 @@
 """Small convolutions as matrices.
 
 A convolution of few inputs and outputs is several times faster as one dense matrix when it is
-applied to thousands of points, as latent attacks do. The matrix is a differentiable function of
-the weights.
+applied to many points, as training and latent attacks on small networks do. The matrix is a
+differentiable function of the weights. Its zeros add nothing to a sum, not even a rounding error.
 """
 
 from __future__ import annotations
@@ -14,36 +14,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.graph import evaluate, ops
-from tightrope.graph.graph import Graph, Node, Rules
+from tightrope.graph import ops
 
-# A convolution with at most this many pairs of inputs and outputs is faster as one matrix.
-DENSE_SIZE = 1 << 18
-
-
-def dense_rules(graph: Graph) -> Rules:
-    """Return the rules that evaluate `graph` on points, with small convolutions as matrices."""
-    matrices = {}
-    for node in graph.nodes:
-        if isinstance(node.op, ops.Conv2d) and is_small(graph, node):
-            shape = graph.nodes[node.inputs[0]].shape
-            matrices[node.op] = (*convolution_matrix(node.op, shape), node.shape)
-    if not matrices:
-        return evaluate.RULES
-
-    def convolve(op: ops.Conv2d, x: Tensor) -> Tensor:
-        if op not in matrices:
-            output: Tensor = evaluate.RULES[ops.Conv2d](op, x)
-            return output
-        matrix, bias, shape = matrices[op]
-        return F.linear(x.flatten(1), matrix, bias).unflatten(1, shape)
-
-    return {**evaluate.RULES, ops.Conv2d: convolve}
+# A convolution with at most this many pairs of inputs and outputs is faster as one matrix,
+LARGEST_MATRIX = 1 << 18
+# if it has at least this many products with the matrix to do.
+SMALLEST_PRODUCT = 1 << 20
 
 
-def is_small(graph: Graph, node: Node) -> bool:
-    """Return whether a convolution is better a matrix."""
-    return math.prod(node.shape) * math.prod(graph.nodes[node.inputs[0]].shape) <= DENSE_SIZE
+def pays(op: ops.Conv2d, x: Tensor) -> bool:
+    """Return whether the matrix is the faster way to convolve these inputs."""
+    if x.device.type != "cpu" or x.dim() != 4:
+        return False
+    sizes = zip(x.shape[2:], op.weight.shape[2:], op.stride, op.padding, op.dilation, strict=True)
+    outputs = op.weight.shape[0] * math.prod(
+        (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+        for size, kernel, stride, padding, dilation in sizes
+    )
+    entries = x[0].numel() * outputs if len(x) else 0
+    return entries <= LARGEST_MATRIX and len(x) * entries >= SMALLEST_PRODUCT
+
+
+def convolve(op: ops.Conv2d, x: Tensor) -> Tensor:
+    """Evaluate a convolution in whichever way is faster."""
+    if not pays(op, x):
+        return F.conv2d(x, op.weight, op.bias, op.stride, op.padding, op.dilation, op.groups)
+    matrix, bias = convolution_matrix(op, tuple(x.shape[1:]))
+    outputs = F.linear(x.flatten(1), matrix, bias)
+    height = x.shape[2] + 2 * op.padding[0] - op.dilation[0] * (op.weight.shape[2] - 1) - 1
+    return outputs.view(len(x), len(op.weight), height // op.stride[0] + 1, -1)
 
 
 def convolution_matrix(op: ops.Conv2d, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:

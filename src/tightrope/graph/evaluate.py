@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.graph import ops
+from tightrope.graph.dense import convolve
 
 
 def _batch_norm(op: ops.BatchNorm, x: Tensor) -> Tensor:
@@ -35,9 +36,7 @@ def batchnorm_map(op: ops.BatchNorm) -> tuple[Tensor, Tensor]:
 
 RULES: dict[type[ops.Op], Callable[..., Any]] = {
     ops.Linear: lambda op, x: F.linear(x, op.weight, op.bias),
-    ops.Conv2d: lambda op, x: F.conv2d(
-        x, op.weight, op.bias, op.stride, op.padding, op.dilation, op.groups
-    ),
+    ops.Conv2d: convolve,
     ops.BatchNorm: _batch_norm,
     ops.Shift: lambda op, x: x - op.offset if op.subtract else x + op.offset,
     ops.Scale: lambda op, x: x / op.factor if op.divide else x * op.factor,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tightrope.box import Box
 
-# Boxes narrower than this have no inside: both bounds carry half of the gradient.
+# Widths (times c) below this count as this: without any width both bounds carry one half.
 DEGENERATE = 1e-5
 
 

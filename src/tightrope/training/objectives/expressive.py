@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from tightrope.box import Box
@@ -116,4 +117,5 @@ class EXPIBP(_Expressive):
 
 def geometric_mean(bound: Tensor, adversarial: Tensor, *, alpha: float) -> Tensor:
     """Return `bound^alpha adversarial^(1 - alpha)`."""
-    return bound**alpha * adversarial ** (1 - alpha)
+    tiny = torch.finfo(bound.dtype).tiny  # at 0 the roots have no slope
+    return bound.clamp(min=tiny) ** alpha * adversarial.clamp(min=tiny) ** (1 - alpha)

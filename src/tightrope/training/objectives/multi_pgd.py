@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,7 +39,7 @@ class MultiPGD:
         counts = self.steps > 0 and self.restarts > 0
         require(counts, "multi-pgd.steps and multi-pgd.restarts must be at least 1")
         size = self.step_size
-        require(size is None or size > 0, "multi-pgd.step_size must be positive")
+        require(size is None or 0 < size < math.inf, "multi-pgd.step_size must be positive")
 
     def largest_batch(self, graph: Graph) -> int:
         """Return how many samples to evaluate at a time."""

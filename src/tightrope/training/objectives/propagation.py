@@ -13,7 +13,6 @@ from tightrope.attacks import wrong_classes
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.graph import Graph, ops
-from tightrope.graph.dense import dense_rules
 from tightrope.graph.graph import Rules
 from tightrope.training.batchnorm import FixedModel
 from tightrope.training.objectives.base import Loss, certified
@@ -43,8 +42,7 @@ def estimated_margins(network: Graph, points: Tensor, y: Tensor) -> Tensor:
     `points` are [batch, estimators, ...]. With one estimator per wrong class, class i is
     evaluated at its own point only (Section 3.3); a single estimator serves all classes.
     """
-    values = network.propagate(dense_rules(network), points.flatten(0, 1))
-    logits: Tensor = values[len(network.nodes) - 1].unflatten(0, points.shape[:2])
+    logits = network(points.flatten(0, 1)).unflatten(0, points.shape[:2])
     wrong = wrong_classes(y, logits.shape[2])
     others = logits.gather(2, wrong.unsqueeze(2)) if points.shape[1] > 1 else logits
     true = logits.gather(2, y.view(-1, 1, 1).expand(-1, logits.shape[1], 1))
@@ -74,8 +72,8 @@ def interval_rules(shrink: float) -> Rules:
 
     def relu(op: ops.Relu, box: Box, *, rounding: float) -> Box:
         lower, upper = box.corners
-        factor = torch.where((lower < 0) & (upper > 0), shrink, 1.0)
-        return Box(lower.relu(), (upper * factor).relu())
+        shrunk = torch.where((lower < 0) & (upper > 0), shrink * upper, upper)
+        return Box(lower.relu(), shrunk.relu())
 
     rules: Mapping[type[ops.Op], object] = {**interval.RULES, ops.Relu: relu}
     return rules  # type: ignore[return-value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -26,6 +27,7 @@ from tightrope.training.objectives.propagation import (
     margin_loss,
     scale_gradient,
 )
+from tightrope.training.objectives.sabr import SABR
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class TAPS:
             given = getattr(self, option)
             text = f"{self.name}.{option} must be one of {', '.join(words)}, got {given!r}"
             require(given in words, text)
-        sizes = (self.step_size is None or self.step_size > 0) and 0 < self.step_decay <= 1
+        size = self.step_size
+        sizes = (size is None or 0 < size < math.inf) and 0 < self.step_decay <= 1
         require(
             sizes, f"{self.name}.step_size and step_decay must be positive, the decay at most 1"
         )
@@ -91,8 +94,8 @@ class TAPS:
 
     @property
     def annealing(self) -> Objective:
-        """IBP, while the radius grows."""
-        return IBP()
+        """IBP, while the radius grows; with shrinkage, SABR's IBP over the whole ball."""
+        return IBP() if self.shrink == 1 else SABR(ratio=1.0, shrink=self.shrink)
 
     def check(self, graph: Graph) -> None:
         """Refuse networks without the split."""
