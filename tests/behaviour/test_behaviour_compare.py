@@ -122,3 +122,21 @@ def test_a_split_that_does_not_exist_is_refused(commands: Commands, run: Path) -
     outcome = commands.run("estimate", run, "--classifier-relus", "9")
     assert outcome.code == 2 and "no split with 9 ReLUs" in outcome.err
     assert not (run / "estimate.json").exists()
+
+
+def test_the_full_cnn7_trains_and_certifies(commands: Commands, tmp_path: Path) -> None:
+    """The paper's network at its full size, for a few iterations."""
+    run = tmp_path / "cnn7"
+    few = ("train_samples=24", "validation=8", "batch_size=8", "annealing_epochs=1")
+    options = ("taps.classifier_relus=3", "taps.steps=2")
+    outcome = commands.run(
+        *("train", "--net", "cnn7", "--method", "taps", "--epochs", "2", "--out", run),
+        *(part for setting in (*few, *options) for part in ("--set", setting)),
+    )
+    assert outcome.code == 0, outcome.err
+    history = tr.Run(run).history()
+    assert [record["radius"] == 0.1 for record in history] == [False, True]
+    module, _ = tr.Run(run).network()
+    assert sum(p.numel() for p in module.parameters()) > 13_000_000
+    certified = commands.run("certify", run, "--samples", "3", "--stages", "ibp", "--json")
+    assert certified.code == 0 and certified.json["samples"] == 3

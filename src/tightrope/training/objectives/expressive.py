@@ -117,5 +117,6 @@ class EXPIBP(_Expressive):
 
 def geometric_mean(bound: Tensor, adversarial: Tensor, *, alpha: float) -> Tensor:
     """Return `bound^alpha adversarial^(1 - alpha)`."""
-    tiny = torch.finfo(bound.dtype).tiny  # at 0 the roots have no slope
-    return bound.clamp(min=tiny) ** alpha * adversarial.clamp(min=tiny) ** (1 - alpha)
+    tiny = torch.finfo(bound.dtype).tiny  # at 0 the powers have no slope
+    mean = bound.clamp(min=tiny) ** alpha * adversarial.clamp(min=tiny) ** (1 - alpha)
+    return mean * (torch.minimum(bound, adversarial) > 0)
