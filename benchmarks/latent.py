@@ -68,7 +68,7 @@ def variants() -> dict[str, Callable[[Graph, Box, Tensor, Tensor], Tensor]]:
 
 def measure(net: str, rounds: int) -> None:
     dataset, module = build(net)
-    module.load_state_dict(annealed_state(net))
+    module.load_state_dict(annealed_state(net).network)
     graph = trace(module.eval(), dataset.input_shape).detach().fold_batchnorm()
     x, y = next(iter(dataset.training_batches(BATCH[net], drop_last=True)))
     x, y = x[: SAMPLES[net]].contiguous(memory_format=torch.channels_last), y[: SAMPLES[net]]

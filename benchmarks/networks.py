@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +21,7 @@ from tightrope.training.trainer import make_optimizer
 
 RADIUS = 0.1
 BATCH = {"tiny": 256, "cnn3": 256, "cnn7": 64}
-STEPS = {"tiny": 400, "cnn3": 400, "cnn7": 80}
+STEPS = {"tiny": 600, "cnn3": 600, "cnn7": 100}
 ARGUMENTS = {"tiny": {"width": 1, "batch_norm": False}}
 
 
@@ -43,8 +46,19 @@ def endless(batches: data.Batches) -> Iterator[tuple[Tensor, Tensor]]:
         yield from batches
 
 
-def annealed_state(net: str) -> dict[str, Tensor]:
-    """Train by IBP over a short annealing and return the state of the network."""
+@dataclass(frozen=True)
+class State:
+    """A network in training, and its optimiser."""
+
+    network: dict[str, Tensor]
+    optimizer: dict[str, Any]
+
+
+def annealed_state(net: str) -> State:
+    """Train by IBP over a short annealing and return the state of the training.
+
+    The optimiser belongs to it: the first steps of a new one would upset the network.
+    """
     dataset, module = build(net)
     graph = trace(module, dataset.input_shape)
     initialize(graph)
@@ -59,4 +73,4 @@ def annealed_state(net: str) -> dict[str, Tensor]:
         step(x, y, schedule(i), annealing=i < 3 * count // 4)
         nn.utils.clip_grad_norm_(module.parameters(), 10.0)
         optimizer.step()
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    return State(copy.deepcopy(module.state_dict()), copy.deepcopy(optimizer.state_dict()))

@@ -11,6 +11,7 @@ state of the network. Peak memory is what the process needed while the method ra
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import statistics
 import time
@@ -18,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from networks import BATCH, RADIUS, annealed_state, build, endless
-from torch import Tensor
+from networks import BATCH, RADIUS, State, annealed_state, build, endless
 
 from tightrope.graph import trace
 from tightrope.training.memory import reuse_freed_memory
@@ -46,10 +46,10 @@ def methods(net: str) -> dict[str, Objective]:
     }
 
 
-def plain_step(net: str, state: dict[str, Tensor]) -> Callable[[], None]:
+def plain_step(net: str, state: State) -> Callable[[], None]:
     """A standard step written in plain PyTorch, to see that ours is not slow to begin with."""
     dataset, module = build(net)
-    module.load_state_dict(state)
+    module.load_state_dict(state.network)
     batches = endless(dataset.training_batches(BATCH[net], drop_last=True))
     optimizer = torch.optim.Adam(module.parameters(), lr=5e-4)
 
@@ -64,12 +64,13 @@ def plain_step(net: str, state: dict[str, Tensor]) -> Callable[[], None]:
     return run
 
 
-def our_step(net: str, objective: Objective, state: dict[str, Tensor]) -> Callable[[], None]:
+def our_step(net: str, objective: Objective, state: State) -> Callable[[], None]:
     dataset, module = build(net)
-    module.load_state_dict(state)
+    module.load_state_dict(state.network)
     graph = trace(module, dataset.input_shape)
     batches = endless(dataset.training_batches(BATCH[net], drop_last=True))
     optimizer = make_optimizer(module, Settings())
+    optimizer.load_state_dict(copy.deepcopy(state.optimizer))
     step = Step(graph, objective, target=RADIUS)
 
     def run() -> None:

@@ -24,7 +24,7 @@ from tightrope.graph import Graph, evaluate, ops
 from tightrope.graph.dense import LARGEST_MATRIX, convolution_matrix
 
 # The full convolution is faster when a larger share of its weights than this can matter.
-LARGEST_SHARE = 0.12
+LARGEST_SHARE = 0.15
 
 
 def convolution_pair(classifier: Graph) -> tuple[ops.Conv2d, ops.Linear] | None:

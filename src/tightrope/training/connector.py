@@ -16,6 +16,7 @@ from tightrope.box import Box
 
 # Widths (times c) below this count as this: without any width both bounds carry one half.
 DEGENERATE = 1e-5
+PIECE = 2 << 20  # bytes
 
 
 def connect(box: Box, points: Tensor, slack: float = 0.5) -> Tensor:
@@ -49,8 +50,8 @@ def pseudo_gradients(
 
 
 def _share(overlap: Tensor, scale: Tensor) -> Tensor:
-    share = overlap.clamp(min=DEGENERATE / 2).div_(scale)
-    return share.masked_fill_(overlap < 0, 0.0)
+    outside = overlap < 0
+    return overlap.clamp_(min=DEGENERATE / 2).div_(scale).masked_fill_(outside, 0.0)
 
 
 class _Connector(torch.autograd.Function):
@@ -65,7 +66,13 @@ class _Connector(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         lower, upper, points = ctx.saved_tensors
-        to_lower, to_upper = pseudo_gradients(
-            lower.unsqueeze(1), upper.unsqueeze(1), points, ctx.slack
-        )
-        return (to_lower * grads[0]).sum(1), (to_upper * grads[0]).sum(1), None, None
+        to_lower, to_upper = torch.empty_like(lower), torch.empty_like(upper)
+        each = points[0].numel() * points.element_size() if len(points) else 1
+        # In pieces that stay in the processor's cache: this is many passes over little data.
+        for piece in torch.arange(len(points)).split(max(1, PIECE // max(each, 1))):
+            rows = slice(int(piece[0]), int(piece[-1]) + 1)
+            bounds = (t[rows].unsqueeze(1) for t in (lower, upper))
+            slopes = pseudo_gradients(*bounds, points[rows], ctx.slack)
+            for slope, result in zip(slopes, (to_lower, to_upper), strict=True):
+                torch.sum(slope * grads[0][rows], 1, out=result[rows])
+        return to_lower, to_upper, None, None
