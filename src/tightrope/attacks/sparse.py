@@ -134,7 +134,8 @@ def attack_reduced(
         for points in fresh:
             climb(landscape, inside[rows], points[rows], steps, search)
     result[moves] = best
-    return result.permute(0, 4, 3, 1, 2)
+    # One copy into the order that the layers use: mixing orders is slow ever after.
+    return result.permute(0, 4, 1, 2, 3).contiguous().permute(0, 1, 4, 2, 3)
 
 
 def reduce_margins(
