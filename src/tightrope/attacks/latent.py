@@ -83,7 +83,9 @@ def attack_margins(
     if memory is None:
         memory = _suitable_memory(classifier, box.lower.device)
     fast = not plain and box.lower.device.type == "cpu"
-    convolution = convolution_pair(classifier) if fast else None
+    # Sparse products are fast where MKL does them.
+    sparse = fast and torch.backends.mkl.is_available()
+    convolution = convolution_pair(classifier) if sparse else None
     if convolution is not None and is_sparse(convolution[0], box):
         return attack_reduced(
             *convolution,
