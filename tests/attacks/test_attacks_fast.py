@@ -231,7 +231,8 @@ def test_incremental_margins_along_a_walk(
     graph = trace(linear_classifier(20, 30, biased), (20,)).detach()
     labels = torch.randint(CLASSES, (10,))
     targets = (labels + 1 + torch.arange(10) % 3) % CLASSES
-    fast = IncrementalMargins.of(*linear_pair(graph), labels, targets)
+    first, last = linear_pair(graph)
+    fast = IncrementalMargins.of(first, last, first.weight.T.contiguous(), labels, targets)
     slow = NetworkLandscape(graph, Targeted(labels, targets))
     points = torch.randn(10, 20, dtype=torch.float64)
     for moving in (1.0, 0.02, 0.0, 0.05, 0.5, 0.02, 0.02):

@@ -62,13 +62,13 @@ class IncrementalMargins:
 
     @classmethod
     def of(
-        cls, first: ops.Linear, last: ops.Linear, labels: Tensor, targets: Tensor
+        cls, first: ops.Linear, last: ops.Linear, columns: Tensor, labels: Tensor, targets: Tensor
     ) -> IncrementalMargins:
-        """Make the landscape of one target class per point."""
+        """Make the landscape of one target class per point; `columns` is `first.weight.T`."""
         outer = last.weight[targets] - last.weight[labels]
         bias = last.bias
         offset = outer.new_zeros(len(outer)) if bias is None else bias[targets] - bias[labels]
-        return cls(first, first.weight.T.contiguous(), outer, offset)
+        return cls(first, columns, outer, offset)
 
     def look(self, points: Tensor, *, gradient: bool = True) -> View:
         """Evaluate the points."""

@@ -135,11 +135,14 @@ class _Landscapes:
         self.pair = linear_pair(classifier) if fast else None
         if self.pair is not None and self.pair[0].weight.numel() < SMALLEST_LAYER:
             self.pair = None
-        self.network = for_points(classifier)
+        if self.pair is not None:
+            self.columns = self.pair[0].weight.T.contiguous()
+        else:
+            self.network = for_points(classifier)
 
     def __call__(self, labels: Tensor, targets: Tensor) -> Landscape:
         if self.pair is not None:
-            return IncrementalMargins.of(*self.pair, labels, targets)
+            return IncrementalMargins.of(*self.pair, self.columns, labels, targets)
         return NetworkLandscape(self.network, Targeted(labels, targets))
 
 

@@ -71,8 +71,8 @@ class _Connector(torch.autograd.Function):
         # In pieces that stay in the processor's cache: this is many passes over little data.
         for piece in torch.arange(len(points)).split(max(1, PIECE // max(each, 1))):
             rows = slice(int(piece[0]), int(piece[-1]) + 1)
-            bounds = (t[rows].unsqueeze(1) for t in (lower, upper))
-            slopes = pseudo_gradients(*bounds, points[rows], ctx.slack)
+            low, high = lower[rows].unsqueeze(1), upper[rows].unsqueeze(1)
+            slopes = pseudo_gradients(low, high, points[rows], ctx.slack)
             for slope, result in zip(slopes, (to_lower, to_upper), strict=True):
                 torch.sum(slope * grads[0][rows], 1, out=result[rows])
         return to_lower, to_upper, None, None
