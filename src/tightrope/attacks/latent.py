@@ -19,10 +19,10 @@ from tightrope.attacks.pgd import Landscape, NetworkLandscape, Search, Steps, cl
 from tightrope.attacks.points import for_points
 from tightrope.attacks.sparse import attack_reduced, convolution_pair, is_sparse
 from tightrope.box import Box, spread
-from tightrope.graph import Graph, ops
+from tightrope.graph import Graph
 
-# Pieces of about this many bytes stay in the caches of common processors.
-CACHE = 64 << 20
+# Larger pieces than this many bytes are no faster on common processors.
+MEMORY = 512 << 20
 
 
 def latent_steps(
@@ -81,7 +81,7 @@ def attack_margins(
     targets = wrong_classes(labels, classifier.output_shape[0])
     count = targets.shape[1]
     if memory is None:
-        memory = _suitable_memory(classifier, box.lower.device)
+        memory = _suitable_memory(box.lower.device)
     fast = not plain and box.lower.device.type == "cpu"
     # Sparse products are fast where MKL does them.
     sparse = fast and torch.backends.mkl.is_available()
@@ -160,11 +160,7 @@ def _pieces(
         yield slice(start, min(start + size, samples))
 
 
-def _suitable_memory(classifier: Graph, device: torch.device) -> int:
-    """Return a working set that a processor likes."""
+def _suitable_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // 2
-    layers = (n.op for n in classifier.nodes if isinstance(n.op, ops.Linear | ops.Conv2d))
-    weights = sum(op.weight.numel() * op.weight.element_size() for op in layers)
-    # Smaller pieces than the weights would be spent on reading the weights.
-    return max(CACHE, 2 * weights)
+    return MEMORY
