@@ -19,6 +19,8 @@ from tightrope.box import Box
 
 Network = Callable[[Tensor], Tensor]
 
+WIDTH = 2.0  # of a box, in half-widths
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -144,6 +146,7 @@ def climb(
     landscape: Landscape, box: Box, points: Tensor, steps: Steps, search: Search | None
 ) -> Tensor:
     """Take all steps from `points`, telling `search` of every point visited."""
+    way = 0.0
     for size in steps.sizes():
         view = landscape.look(points)
         assert view.gradient is not None
@@ -154,7 +157,9 @@ def climb(
             box, landscape = box[going], landscape.select(going)
         moved = torch.addcmul(points, gradient.sign(), box.radius, value=size)
         moved = torch.clamp(moved, box.lower, box.upper, out=moved)
-        going = search.moving(points, moved, gradient) if search else None
+        way += size
+        # Before points can have crossed the box, hardly any has settled.
+        going = search.moving(points, moved, gradient) if search and way >= WIDTH else None
         if going is not None:
             moved, box, landscape = moved[going], box[going], landscape.select(going)
         points = moved
