@@ -158,8 +158,9 @@ def climb(
         moved = torch.addcmul(points, gradient.sign(), box.radius, value=size)
         moved = torch.clamp(moved, box.lower, box.upper, out=moved)
         way += size
-        # Before points can have crossed the box, hardly any has settled.
-        going = search.moving(points, moved, gradient) if search and way >= WIDTH else None
+        # Before they can have crossed the box, hardly any points are at rest.
+        looks = search is not None and (way >= WIDTH or search.settle)
+        going = search.moving(points, moved, gradient) if search and looks else None
         if going is not None:
             moved, box, landscape = moved[going], box[going], landscape.select(going)
         points = moved
