@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,7 @@ from tightrope.training.batchnorm import (
     update_running,
 )
 from tightrope.training.objectives import Loss, Objective
+from tightrope.training.parts import PartGradients, parameters_of
 
 # Radius at which the regularisers look at the network while the real one is zero.
 REGULARIZER_RADIUS = 1e-6
@@ -123,7 +124,7 @@ class Step:
 
         regularizer = self._linear_regularizer(parts(), radius, weight) if weight else _zero
         ends = [t for pair in leaves.values() for t in pair] + ([] if output is None else [output])
-        gradients = PartGradients([*_parameters(self.graph), *ends])
+        gradients = PartGradients([*parameters_of(self.graph), *ends])
         results = []
         for model, labels, share in parts():
             loss, extra = self._losses(model, labels, radius, weight, regularizer)
@@ -163,55 +164,6 @@ class Step:
         return lambda part: part @ slope + offset
 
 
-class PartGradients:
-    """Adds up the gradients of a loss that combines means over a batch computed in parts.
-
-    Each mean gets gradients of its own, which are weighted once the means of the whole batch
-    are known. Losses that are means themselves need one backward pass, like a whole batch.
-    """
-
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self.inputs = inputs
-        self.gradients: list[list[Tensor | None]] = []
-        self.means: Tensor | None = None
-        self.combine: Callable[..., Tensor] = lambda *means: sum(means)
-
-    def add(self, loss: Loss, extra: Tensor, factor: float, share: float) -> None:
-        """Add the gradients of a part that holds that share of the batch."""
-        terms: tuple[Tensor, ...] = (factor * loss.value + extra,)
-        if combine := loss.combine:
-            terms = (*loss.means, extra)
-            self.combine = lambda *means: factor * combine(*means[:-1]) + means[-1]
-        means = torch.stack([term.detach() for term in terms]) * share
-        self.means = means if self.means is None else self.means + means
-        self.gradients = self.gradients or [[None] * len(self.inputs) for _ in terms]
-        for k, term in enumerate(terms):
-            if not term.requires_grad:
-                continue
-            later = any(t.requires_grad for t in terms[k + 1 :])
-            new = torch.autograd.grad(
-                term * share, self.inputs, retain_graph=later, allow_unused=True
-            )
-            before = self.gradients[k]
-            self.gradients[k] = [_plus(a, b) for a, b in zip(before, new, strict=True)]
-
-    def finish(self) -> float:
-        """Leave the weighted gradients in the inputs, and return the loss of the batch."""
-        assert self.means is not None
-        with torch.enable_grad():
-            means = [m.requires_grad_() for m in self.means.unbind()]
-            value = self.combine(*means)
-            factors = torch.autograd.grad(value, means)
-        for factor, gradients in zip(factors, self.gradients, strict=True):
-            for tensor, gradient in zip(self.inputs, gradients, strict=True):
-                tensor.grad = _plus(tensor.grad, None if gradient is None else factor * gradient)
-        return float(value.detach())
-
-
-def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a + b
-
-
 def _zero(moments: Tensor) -> Tensor:
     return moments.new_zeros(())
 
@@ -220,18 +172,6 @@ def _slices(samples: int, parts: int) -> Iterator[slice]:
     for part in torch.arange(samples).tensor_split(parts):
         if len(part):
             yield slice(int(part[0]), int(part[-1]) + 1)
-
-
-def _parameters(graph: Graph) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        if tensor.requires_grad:
-            found[id(tensor)] = tensor
-        return tensor
-
-    graph.map_tensors(note)
-    return list(found.values())
 
 
 def _result(model: FixedModel, y: Tensor, radius: float, loss: Loss, value: Tensor) -> StepResult:
