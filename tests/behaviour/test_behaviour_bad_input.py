@@ -52,7 +52,10 @@ TRAIN = [
     (["--method", "pgd", "--set", "pgd.step=3"], "did you mean 'pgd.steps'?"),
     (["--set", "pgd.steps=3"], "belongs to method 'pgd'"),
     # options of the methods that join bounds and attacks
-    (["--method", "taps", "--set", "taps.classifier_relus=7"], "possible numbers: 0, 1, 2"),
+    (
+        ["--method", "taps", "--set", "taps.classifier_relus=7"],
+        "no split with 7 ReLUs in the classifier; possible numbers: 0, 1",
+    ),
     (["--method", "taps", "--set", "taps.connector=1.5"], "taps.connector must be between 0 and 1"),
     (["--method", "taps", "--set", "taps.weight=-1"], "taps.weight must be at least 0"),
     (["--method", "taps", "--set", "taps.steps=0"], "taps.steps must be at least 1"),

@@ -96,6 +96,8 @@ def test_the_families_are_complete():
     assert set(NAMED) == everything
     assert {n for n in NAMES if n not in NAMED} == {
         "demo",
+        "equal-budget-ibp",
+        "equal-budget-taps",
         *(f"paper/tiny-{m}" for m in ("ibp", "pgd", "sabr", "taps", "staps")),
     }
 
