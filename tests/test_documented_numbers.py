@@ -23,7 +23,7 @@ def row(run: str) -> list[str]:
 
 
 def test_there_are_runs() -> None:
-    assert {"tiny-ibp", "tiny-sabr", "tiny-taps"} <= set(RUNS)
+    assert {"tiny-ibp", "tiny-sabr", "tiny-taps", "tiny-staps"} <= set(RUNS)
 
 
 @pytest.mark.parametrize("run", RUNS)
