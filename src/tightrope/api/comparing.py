@@ -16,7 +16,7 @@ from tightrope.files import write_json
 from tightrope.report.scatter import Point, draw_scatter
 from tightrope.runs import Run
 from tightrope.study.presets import load_preset
-from tightrope.training.objectives import METHODS, find_method, section
+from tightrope.training.objectives import find_method, section
 from tightrope.training.settings import flatten
 from tightrope.training.trainer import Progress
 
@@ -78,16 +78,25 @@ def compare(
     """
     out, flat = Path(out), flatten(settings)
     _check(methods, seeds, flat)
-    given = {m: _settings_of(m, preset, flat) for m in methods}
+    presets = {m: preset.replace("{method}", m) if preset else None for m in methods}
+    for name in filter(None, presets.values()):
+        load_preset(name)  # refuses unknown ones before anything is trained
     entries = []
     for method in methods:
         entry = Entry(method, [], {column: [] for column in COLUMNS})
         for seed in range(seeds):
             run = Run(out / f"{method}-{seed}")
             try:
-                values = _measure(
-                    run, {**given[method], "seed": seed}, samples, watch(method, seed)
+                train(
+                    out=run.folder,
+                    preset=presets[method],
+                    method=method,
+                    resume=run.config.exists(),
+                    progress=watch(method, seed),
+                    **_settings_of(method, flat),
+                    seed=seed,
                 )
+                values = _measure(run, samples)
             except UserError as error:
                 entry.errors.append(f"{run.folder}: {error}")
                 continue
@@ -130,21 +139,14 @@ def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None
             raise UserError(f"{name} belongs to none of the methods {', '.join(methods)}")
 
 
-def _settings_of(method: str, preset: str | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of one method: the preset's, then those given."""
-    base = load_preset(preset.replace("{method}", method)) if preset else {}
-    if base.get("method", method) != method:
-        others = tuple(f"{section(m)}." for m in METHODS if m != method)
-        base = {k: v for k, v in base.items() if not k.startswith(others)}
-    own = {k: v for k, v in settings.items() if "." not in k or k.startswith(f"{section(method)}.")}
-    return {**base, **own, "method": method}
+def _settings_of(method: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that concern one method."""
+    own = f"{section(method)}."
+    return {k: v for k, v in settings.items() if "." not in k or k.startswith(own)}
 
 
-def _measure(
-    run: Run, settings: dict[str, Any], samples: int | None, progress: Progress | None
-) -> tuple[float, ...]:
-    """Train (or continue) one run, certify it, and return the values of the columns."""
-    run = train(out=run.folder, resume=run.config.exists(), progress=progress, **settings)
+def _measure(run: Run, samples: int | None) -> tuple[float, ...]:
+    """Certify a trained run, and return the values of the columns."""
     certified = certify(run, samples=samples)
     latent = estimate(run, samples=samples)
     seconds = sum(record["seconds"] for record in run.history())

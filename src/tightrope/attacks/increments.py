@@ -25,7 +25,7 @@ SMALLEST_LAYER = 1 << 20
 
 def linear_pair(classifier: Graph) -> tuple[ops.Linear, ops.Linear] | None:
     """Return the layers of a classifier `linear, ReLU, linear` on vectors, if it is one."""
-    flat = [n.op for n in classifier.nodes[1:] if not _keeps_vectors(classifier, n.op)]
+    flat = [n.op for n in classifier.nodes[1:] if not _flattens(n.op)]
     if len(classifier.input_shape) != 1 or len(flat) != 3:
         return None
     first, activation, last = flat
@@ -34,7 +34,7 @@ def linear_pair(classifier: Graph) -> tuple[ops.Linear, ops.Linear] | None:
     return (first, last) if isinstance(activation, ops.Relu) else None
 
 
-def _keeps_vectors(graph: Graph, op: ops.Op) -> bool:
+def _flattens(op: ops.Op) -> bool:
     return isinstance(op, ops.Reshape) and len(op.shape) == 1
 
 

@@ -103,7 +103,7 @@ def attack_margins(
     for restart in range(restarts):
         # Drawn for the whole batch, so that the pieces have no influence on the points.
         fresh = points if restart == 0 else box.sample(count)
-        for piece in _pieces(classifier, len(labels) * count, count, points.element_size(), memory):
+        for piece in _pieces(classifier, points, memory):
             rows = points[piece].flatten(0, 1)
             search = searches.setdefault(piece.start, Search(rows, settle=tolerance))
             search.revive()
@@ -146,16 +146,14 @@ class _Landscapes:
         return NetworkLandscape(self.network, Targeted(labels, targets))
 
 
-def _pieces(
-    classifier: Graph, points: int, count: int, element: int, memory: int
-) -> Iterator[slice]:
+def _pieces(classifier: Graph, points: Tensor, memory: int) -> Iterator[slice]:
     """Cut the samples into pieces whose search fits into `memory` bytes."""
     latent = math.prod(classifier.input_shape)
     activations = sum(math.prod(node.shape) for node in classifier.nodes[1:])
     # Corners, radius, points, moved points, gradient and its sign; activations and their own.
-    each = (8 * latent + 2 * activations) * element * count
+    samples, count = points.shape[:2]
+    each = (8 * latent + 2 * activations) * points.element_size() * count
     size = max(1, memory // max(each, 1))
-    samples = points // count if count else 0
     for start in range(0, samples, size):
         yield slice(start, min(start + size, samples))
 

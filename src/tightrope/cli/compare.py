@@ -75,7 +75,7 @@ def print_comparison(result: api.Comparison) -> None:
     """Print a comparison for people."""
     columns = ("natural", "adversarial", "taps", "certified")
     print_table(
-        f"{result.folder}, first {result.samples} test samples",
+        f"{result.folder}, {'all' if result.samples is None else result.samples} test samples",
         ("method", "natural", "adversarial", "TAPS accuracy", "certified", "training"),
         [
             (entry.method, *(_cell(entry, c) for c in columns), _seconds(entry))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -75,8 +74,7 @@ def interval_rules(shrink: float) -> Rules:
         shrunk = torch.where((lower < 0) & (upper > 0), shrink * upper, upper)
         return Box(lower.relu(), shrunk.relu())
 
-    rules: Mapping[type[ops.Op], object] = {**interval.RULES, ops.Relu: relu}
-    return rules  # type: ignore[return-value]
+    return {**interval.RULES, ops.Relu: relu}
 
 
 def scale_gradient(value: Tensor, factor: float) -> Tensor:
