@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tightrope.box import Box
 from tightrope.domains import interval
-from tightrope.graph import Graph, ops, trace
+from tightrope.graph import Graph, dense, ops, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -86,6 +86,16 @@ def check_random(op: type[ops.Op], dtype: torch.dtype, data: st.DataObject) -> N
 @given(data=st.data())
 def test_random_networks(op: type[ops.Op], dtype: torch.dtype, data: st.DataObject) -> None:
     check_random(op, dtype, data)
+
+
+@BOTH
+@settings(max_examples=20)
+@given(data=st.data())
+def test_convolutions_as_matrices(dtype: torch.dtype, data: st.DataObject) -> None:
+    """Small convolutions of large batches are dense products: their bounds are as strict."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "SMALLEST_PRODUCT", 0)
+        check_random(ops.Conv2d, dtype, data)
 
 
 @pytest.mark.slow
