@@ -1,0 +1,121 @@
+"""Subproblems in which every unstable neuron is split: linear programs.
+
+There the network is linear in its input, `h = E x + e`, and so is the property. The minimum over
+the box and the splits' half-spaces is found by an LP; its dual solution is nothing but the
+multipliers `beta`, with which the bound is proved like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tightrope.domains.reduced import Reduced
+from tightrope.domains.splits import Subproblems
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """The solution of one leaf.
+
+    `weights` combine the property's rows into the one to be proved; `problem` holds the
+    multipliers; `point` is where the minimum is, None if the leaf is empty.
+    """
+
+    value: float
+    point: Tensor | None
+    weights: Tensor
+    problem: Subproblems
+
+
+def solve_leaf(network: Reduced, problem: Subproblems, rows: Tensor) -> Leaf:
+    """Minimise the largest of some rows over one fully split subproblem (float64)."""
+    from scipy.optimize import linprog
+
+    sign = problem.sign[0].to(network.constant)
+    active = (sign > 0).to(sign)
+    slope, constant = _linear_neurons(network, active)
+    goal = network.row_outer[rows] + (network.row_inner[rows] * active) @ slope
+    level = network.row_constant[rows] + (network.row_inner[rows] * active) @ constant
+    lower, upper = (t[0] for t in network.box.corners)
+    # Variables: x and the largest row t; minimise t.
+    above = torch.cat((goal, -torch.ones(len(rows), 1).to(goal)), 1)
+    splits = torch.cat((-sign[:, None] * slope, torch.zeros(len(sign), 1).to(goal)), 1)
+    cost = torch.zeros(len(lower) + 1, dtype=goal.dtype)
+    cost[-1] = 1.0
+    bounds = [*zip(lower.tolist(), upper.tolist(), strict=True), (None, None)]
+    result = linprog(
+        cost.numpy(),
+        A_ub=torch.cat((above, splits)).numpy(),
+        b_ub=torch.cat((-level, sign * constant)).numpy(),
+        bounds=bounds,
+        method="highs",
+    )
+    if result.status != 0:
+        # An empty leaf has no optimum; a ray of its dual would prove it.
+        return _empty_leaf(network, problem, rows, slope, constant, sign)
+    dual = -torch.from_numpy(result.ineqlin.marginals)
+    weights = dual[: len(rows)].clamp(min=0)
+    total = weights.sum()
+    weights = weights / total if total > 0 else torch.full_like(weights, 1 / len(rows))
+    beta = dual[len(rows) :].clamp(min=0)
+    return Leaf(
+        float(result.fun),
+        torch.from_numpy(result.x[:-1]).to(goal),
+        weights.to(goal),
+        replace(problem, beta=beta[None].to(problem.beta)),
+    )
+
+
+def _linear_neurons(network: Reduced, active: Tensor) -> tuple[Tensor, Tensor]:
+    """Return E and e of `h = E x + e` when the active neurons are known."""
+    slope, constant = network.outer.clone(), network.constant.clone()
+    for layer in network.layers:
+        span = layer.span
+        weights = network.inner[span, : span.start] * active[: span.start]
+        slope[span] += weights @ slope[: span.start]
+        constant[span] += weights @ constant[: span.start]
+    return slope, constant
+
+
+def _empty_leaf(
+    network: Reduced,
+    problem: Subproblems,
+    rows: Tensor,
+    slope: Tensor,
+    constant: Tensor,
+    sign: Tensor,
+) -> Leaf:
+    """Prove a leaf empty: minimise the largest violation of its splits, which is positive.
+
+    The dual of that LP combines the splits' constraints into one that no input satisfies; a large
+    multiple of it lifts any row above zero.
+    """
+    from scipy.optimize import linprog
+
+    lower, upper = (t[0] for t in network.box.corners)
+    splits = torch.cat((-sign[:, None] * slope, -torch.ones(len(sign), 1).to(slope)), 1)
+    cost = torch.zeros(len(lower) + 1, dtype=slope.dtype)
+    cost[-1] = 1.0
+    bounds = [*zip(lower.tolist(), upper.tolist(), strict=True), (None, None)]
+    result = linprog(
+        cost.numpy(),
+        A_ub=splits.numpy(),
+        b_ub=(sign * constant).numpy(),
+        bounds=bounds,
+        method="highs",
+    )
+    weights = torch.zeros(len(rows), dtype=slope.dtype)
+    weights[0] = 1.0
+    if result.status != 0 or result.fun <= 0:
+        return Leaf(float("nan"), None, weights, problem)
+    beta = -torch.from_numpy(result.ineqlin.marginals).clamp(max=0)
+    span = (network.row_outer[rows[0]].abs() @ torch.maximum(lower.abs(), upper.abs())).item()
+    size = span + float(network.row_constant[rows[0]].abs()) + 1.0
+    size += float(network.row_inner[rows[0]].abs() @ torch.maximum(network.upper, -network.lower))
+    multiple = 4.0 * size / float(result.fun)
+    return Leaf(
+        float("inf"), None, weights, replace(problem, beta=(beta * multiple)[None].to(slope))
+    )
