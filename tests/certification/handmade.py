@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from tightrope import nets
 from tightrope.certification.cascade import decide
 from tightrope.certification.journal import Record
-from tightrope.certification.stages import AttackSettings, Subject, make_stages
+from tightrope.certification.stages import STAGES, StageSettings
+from tightrope.certification.subjects import Subject
 from tightrope.runs import Run
 from tightrope.training.settings import Settings
 
@@ -84,12 +85,13 @@ def records(
         return f"{index}.npy"
 
     decided = decide(
-        Subject(module, tuple(x.shape[1:])),
+        Subject.of(module, tuple(x.shape[1:])),
         torch.arange(len(x)),
         x,
         torch.tensor(labels),
         eps=Fraction(eps),
-        stages=make_stages(stages, AttackSettings(20, 2)),
+        stages={name: STAGES[name] for name in stages},
+        settings=StageSettings(20, 2),
         keep=keep,
     )
     return sorted(decided, key=lambda record: record.index)

@@ -20,6 +20,7 @@ from tightrope import nets
 from tightrope.runs import Run
 
 certify_module = importlib.import_module("tightrope.api.certifying")
+workers_module = importlib.import_module("tightrope.api.workers")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,6 +68,8 @@ def files(run: Run) -> dict[str, tuple[bytes, int]]:
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certify_module, "BATCH", 4)
+    # However slow the machine is: one report per batch.
+    monkeypatch.setattr(certify_module, "PROGRESS_SECONDS", float("inf"))
 
 
 @pytest.fixture
@@ -231,7 +234,7 @@ def test_the_summary_of_an_interrupted_certification_adds_up(
         def stop(*_: Any, **__: Any) -> None:
             raise _Stop
 
-        monkeypatch.setattr(certify_module, "decide", stop)
+        monkeypatch.setattr(workers_module, "decide", stop)
     with pytest.raises(_Stop):
         certify(certifiable, progress=interrupt_after(batches))
     summary = json.loads(certifiable.certification.read_text())
@@ -253,7 +256,7 @@ def test_certifying_twice_does_nothing_the_second_time(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a sample was decided again")
 
-    monkeypatch.setattr(certify_module, "decide", refuse)
+    monkeypatch.setattr(workers_module, "decide", refuse)
     assert certify(certifiable) == first
     assert {k: content for k, (content, _) in files(certifiable).items()} == before
     assert certifiable.journal.stat().st_mtime_ns == journal
@@ -369,6 +372,7 @@ def test_a_network_trained_again_needs_force(certifiable: Run) -> None:
         ("steps", 11),
         ("restarts", 1),
         ("seed", 1),
+        ("timeout", 30.0),
     ],
 )
 def test_other_settings_need_force(certifiable: Run, name: str, value: Any) -> None:

@@ -12,8 +12,9 @@ import torch
 
 from tightrope.api.evaluation import check_attack, examine
 from tightrope.certification.cascade import batch_seed
-from tightrope.certification.properties import Ball
-from tightrope.certification.stages import AttackSettings, Subject, attack_stage
+from tightrope.certification.properties import Ball, Samples
+from tightrope.certification.stages import StageSettings, attack_stage
+from tightrope.certification.subjects import Subject
 from tightrope.files import write_json
 from tightrope.precision import full_precision
 from tightrope.radius import Radius, format_radius
@@ -53,8 +54,8 @@ def attack(
     run = open_run(run)
     check_attack(steps, restarts, seed)
     examination = examine(run, eps, samples, start, device)
-    subject = Subject(examination.module, examination.input_shape)
-    settings = AttackSettings(steps, restarts)
+    subject = Subject.of(examination.module, examination.input_shape)
+    settings = StageSettings(steps, restarts)
     total, natural, adversarial = len(examination.indices), 0, 0
     started = time.perf_counter()
     with torch.random.fork_rng(), full_precision():
@@ -64,8 +65,8 @@ def attack(
             right = (subject.predict(x) == labels).nonzero()[:, 0]
             natural += len(right)
             if len(right):
-                ball = Ball(x[right], examination.eps)
-                broken = attack_stage(subject, ball, labels[right], settings).falsified
+                samples_left = Samples(Ball(x[right], examination.eps), labels[right])
+                broken = attack_stage(subject, samples_left, settings).falsified
                 adversarial += int((~broken).sum())
             progress(min(first + BATCH, total), total)
     result = AttackResult(

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import io
+import math
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor
+import torch
 
 from tightrope.api.evaluation import Examination, check_attack, examine
-from tightrope.certification.cascade import decide
+from tightrope.api.workers import Batch, Task, decide_here, decide_in_workers
 from tightrope.certification.journal import Journal, Record
-from tightrope.certification.stages import STAGES, AttackSettings, Subject, make_stages
+from tightrope.certification.stages import DEFAULT_STAGES, STAGES
 from tightrope.certification.summary import Certification, summarize
 from tightrope.errors import UserError, unknown_name
-from tightrope.files import read_json, write_atomically, write_json
+from tightrope.files import read_json, write_json
 from tightrope.radius import Radius, format_radius
 from tightrope.runs import Run, open_run
 
-BATCH = 250
+# The unit of work and of randomness, whatever the number of jobs. Larger ones hardly make the
+# attack cheaper; smaller ones share the samples that take minutes more evenly, and less is done
+# again after an interruption.
+BATCH = 100
+# Within a batch, progress is reported no more often than this.
+PROGRESS_SECONDS = 5.0
 
 Progress = Callable[[Certification], None]
 
@@ -31,10 +37,12 @@ def certify(
     eps: Radius | None = None,
     samples: int | None = None,
     start: int = 0,
-    stages: Sequence[str] = STAGES,
+    stages: Sequence[str] = DEFAULT_STAGES,
+    timeout: float = 60.0,
     steps: int = 200,
     restarts: int = 5,
     seed: int = 0,
+    jobs: int = 1,
     device: str | None = None,
     force: bool = False,
     progress: Progress = lambda summary: None,
@@ -42,8 +50,12 @@ def certify(
     """Certify test samples of a run; write `certification.jsonl` and `certification.json`.
 
     A certification that was interrupted continues where it stopped. One with other settings,
-    or of other weights, is an error unless `force` discards it. `steps` and `restarts` belong
-    to the attack stage. `progress` gets the summary so far after each batch.
+    or of other weights, is an error unless `force` discards it. `timeout` is how many seconds
+    a complete stage may spend on one sample; `steps` and `restarts` belong to the attack.
+
+    With `jobs`, several processes share the samples, each with its part of the threads. The
+    records are the same (as far as rounding does not depend on the number of threads), in the
+    order in which they come. `progress` gets the summary so far, at least after each batch.
     """
     run = open_run(run)
     for name in stages:
@@ -52,12 +64,17 @@ def certify(
     if not stages or len(set(stages)) < len(stages):
         raise UserError(f"stages must be different names out of: {', '.join(STAGES)}")
     check_attack(steps, restarts, seed)
+    if jobs < 1:
+        raise UserError(f"jobs must be at least 1, got {jobs}")
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise UserError(f"timeout must be a positive number of seconds, got {timeout}")
     examination = examine(run, eps, samples, start, device)
     settings = {
         "eps": format_radius(examination.eps),
         "start": start,
         "samples": len(examination.indices),
         "stages": list(stages),
+        "timeout": float(timeout),
         "steps": steps,
         "restarts": restarts,
         "seed": seed,
@@ -71,7 +88,7 @@ def certify(
     write_json(
         run.certification, summarize(records.values(), len(examination.indices), settings).to_json()
     )
-    return _Session(run, examination, settings, records).run_batches(progress)
+    return _Session(run, examination, settings, records, progress).decide_all(jobs)
 
 
 def _earlier_records(
@@ -101,39 +118,37 @@ class _Session:
         examination: Examination,
         settings: dict[str, Any],
         records: dict[int, Record],
+        progress: Progress,
     ) -> None:
         self.run, self.examination, self.settings = run, examination, settings
-        self.records = records
-        self.subject = Subject(examination.module, examination.input_shape)
-        attack = AttackSettings(settings["steps"], settings["restarts"])
-        self.stages = make_stages(tuple(settings["stages"]), attack)
+        self.records, self.progress = records, progress
+        self.shown = time.monotonic()
 
-    def run_batches(self, progress: Progress) -> Certification:
+    def decide_all(self, jobs: int) -> Certification:
         """Decide all samples that are still open, batch by batch."""
-        total = len(self.examination.indices)
+        batches = self._open_batches()
+        workers = min(jobs, len(batches))
+        todo = (self._batch(first) for first in batches)
+        device = self.examination.device
+        task = Task(
+            self.run,
+            self.examination.module,
+            self.examination.input_shape,
+            self.examination.eps,
+            self.settings,
+        )
         with Journal(self.run.journal) as journal:
-            for first in range(0, total, BATCH):
-                indices, x, labels = self.examination.batch(first, first + BATCH)
-                if all(i in self.records for i in indices.tolist()):
-                    continue
-                # The whole batch runs again even if only some are missing: same numbers as
-                # without the interruption.
-                for record in decide(
-                    self.subject,
-                    indices,
-                    x,
-                    labels,
-                    eps=self.examination.eps,
-                    stages=self.stages,
-                    keep=self._keep,
-                    seed=self.settings["seed"],
-                ):
-                    if record.index not in self.records:
-                        self.records[record.index] = record
-                        journal.append(record)
-                progress(self.summary())
+            add = partial(self._add, journal)
+            if workers > 1:
+                threads = max(1, torch.get_num_threads() // jobs)
+                decide_in_workers(
+                    task, todo, device, add, self._notice, workers=workers, threads=threads
+                )
+            elif workers:
+                decide_here(task, todo, device, add, self._notice)
         summary = self.summary()
-        assert summary.verified + summary.falsified + summary.unknown == total
+        assert summary.complete
+        assert summary.verified + summary.falsified + summary.unknown == summary.samples
         write_json(self.run.certification, summary.to_json())
         return summary
 
@@ -142,10 +157,30 @@ class _Session:
         total = len(self.examination.indices)
         return summarize(self.records.values(), total, self.settings)
 
-    def _keep(self, index: int, point: Tensor) -> str:
-        """Store a counterexample and return its name relative to the run folder."""
-        path = self.run.counterexamples / f"{index:06d}.npy"
-        buffer = io.BytesIO()
-        np.save(buffer, point.cpu().numpy(), allow_pickle=False)
-        write_atomically(path, lambda temporary: temporary.write_bytes(buffer.getvalue()))
-        return f"{self.run.counterexamples.name}/{path.name}"
+    def _open_batches(self) -> list[int]:
+        """Return the positions where batches with undecided samples begin.
+
+        Such a batch runs again as a whole: same numbers as without the interruption.
+        """
+        indices = self.examination.indices.tolist()
+        return [
+            first
+            for first in range(0, len(indices), BATCH)
+            if any(i not in self.records for i in indices[first : first + BATCH])
+        ]
+
+    def _batch(self, first: int) -> Batch:
+        indices, x, labels = (t.cpu().numpy() for t in self.examination.batch(first, first + BATCH))
+        known = frozenset(i for i in indices.tolist() if i in self.records)
+        return Batch(indices, x, labels, known)
+
+    def _add(self, journal: Journal, record: Record) -> None:
+        if record.index not in self.records:
+            self.records[record.index] = record
+            journal.append(record)
+
+    def _notice(self, batch_finished: bool) -> None:
+        now = time.monotonic()
+        if batch_finished or now - self.shown >= PROGRESS_SECONDS:
+            self.shown = now
+            self.progress(self.summary())

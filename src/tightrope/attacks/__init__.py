@@ -1,10 +1,11 @@
 """Attacks: under-approximations of the worst case, and the source of counterexamples."""
 
-from tightrope.attacks.ensemble import strong_attack
+from tightrope.attacks.ensemble import attack_goal, strong_attack
 from tightrope.attacks.goals import (
     CrossEntropy,
     Goal,
     Margin,
+    Rows,
     Targeted,
     misclassified,
     worst_margin,
@@ -18,8 +19,10 @@ __all__ = [
     "Goal",
     "Margin",
     "Network",
+    "Rows",
     "Steps",
     "Targeted",
+    "attack_goal",
     "attack_loss",
     "attack_margins",
     "for_points",

@@ -86,6 +86,46 @@ class Targeted:
         return Targeted(self.labels[index], self.targets[index])
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Bring all rows `matrix @ o + offset` of each sample to zero or below."""
+
+    matrix: Tensor  # [samples, rows, outputs]
+    offset: Tensor  # [samples, rows]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return minus the largest row per sample."""
+        rows = torch.einsum("nro,no->nr", self.matrix, logits.flatten(1)) + self.offset
+        return -rows.amax(1)
+
+    def reached(self, logits: Tensor) -> Tensor:
+        """Return where no row is positive."""
+        return self(logits) >= 0
+
+    def select(self, index: Tensor) -> Rows:
+        """Return the goal of some of the samples."""
+        return Rows(self.matrix[index], self.offset[index])
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Move the outputs along a direction: a start that differs from the usual ones."""
+
+    weights: Tensor  # [samples, outputs]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return how far the outputs are in that direction."""
+        return (self.weights * logits.flatten(1)).sum(1)
+
+    def reached(self, logits: Tensor) -> Tensor:
+        """There is always further to go."""
+        return torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+
+    def select(self, index: Tensor) -> Direction:
+        """Return the goal of some of the samples."""
+        return Direction(self.weights[index])
+
+
 def worst_margin(logits: Tensor, labels: Tensor) -> Tensor:
     """Return `max_i o_i - o_y` over the wrong classes i; negative where y wins strictly."""
     true = logits.gather(1, labels[:, None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
@@ -19,7 +20,8 @@ class Record:
     """One sample's outcome.
 
     `stage` is the one that decided, or the last one tried. `times` are seconds per stage, each
-    an equal share of its batch.
+    an equal share of its batch. `reason` says why a sample stayed unknown; `domains` is how many
+    parts branch and bound looked at.
     """
 
     index: int
@@ -31,6 +33,8 @@ class Record:
     seconds: float
     times: dict[str, float] = field(default_factory=dict)
     counterexample: str | None = None
+    reason: str | None = None
+    domains: int | None = None
 
     @property
     def correct(self) -> bool:
@@ -40,8 +44,9 @@ class Record:
     def to_line(self) -> str:
         """Return the journal line."""
         values = asdict(self)
-        if self.counterexample is None:
-            del values["counterexample"]
+        for name in ("counterexample", "reason", "domains"):
+            if values[name] is None:
+                del values[name]
         return json.dumps(values) + "\n"
 
     @classmethod
@@ -49,13 +54,21 @@ class Record:
         """Read a journal line; raises ValueError, TypeError or KeyError if it is damaged."""
         values: dict[str, Any] = json.loads(line)
         record = cls(**{**values, "verdict": Verdict(values["verdict"])})
-        whole = (record.index, record.label, record.prediction)
-        numbers = (record.seconds, *record.times.values(), record.margin or 0.0)
-        if not all(type(n) is int for n in whole) or not all(
-            type(n) in (int, float) for n in numbers
-        ):
-            raise TypeError("a number is expected")
+        record._check()
         return record
+
+    def _check(self) -> None:
+        whole = [self.index, self.label, self.prediction]
+        whole += [] if self.domains is None else [self.domains]
+        numbers = [self.seconds, *self.times.values()]
+        numbers += [] if self.margin is None else [self.margin]
+        texts = [t for t in (self.stage, self.counterexample, self.reason) if t is not None]
+        if not all(type(n) is int for n in whole):
+            raise TypeError("a whole number is expected")
+        if not all(type(n) in (int, float) and abs(n) < math.inf for n in numbers):
+            raise TypeError("a number is expected")
+        if self.stage is None or not all(type(t) is str for t in texts):
+            raise TypeError("text is expected")
 
 
 class Journal:

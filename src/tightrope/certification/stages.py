@@ -1,4 +1,4 @@
-"""The stages of the cascade: each looks at a batch and decides what it can.
+"""The stages of the cascade: each looks at some samples and decides what it can.
 
 A stage returns what it proved or refuted and leaves the rest to the next one. Proofs come
 from strict float64 bounds only; refutations are points that the original network
@@ -7,68 +7,34 @@ misclassifies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tightrope.attacks import Network, for_points, strong_attack, worst_margin
-from tightrope.certification.properties import Ball
+from tightrope.attacks import strong_attack, worst_margin
+from tightrope.box import Box
+from tightrope.certification import complete
+from tightrope.certification.properties import Samples, Unsafe
+from tightrope.certification.subjects import Subject
 from tightrope.domains import interval
-from tightrope.graph import Graph, trace
+from tightrope.domains.alpha import optimize_slopes
+from tightrope.domains.coefficients import Coefficients
+from tightrope.domains.crown import ALPHA, CROWN_IBP, Effort, Relaxation, relax
 
-
-class Subject:
-    """The network under examination in the forms that the stages need."""
-
-    def __init__(self, module: nn.Module, input_shape: tuple[int, ...]) -> None:
-        self.module = module.eval()
-        self.input_shape = input_shape
-
-    @cached_property
-    def attacked(self) -> Network:
-        """The network in its own precision without parameter gradients, for attacks."""
-        return for_points(trace(self.module, self.input_shape).fold_batchnorm())
-
-    @cached_property
-    def exact(self) -> Graph:
-        """The network in float64, for proofs.
-
-        BatchNorm is not folded: the rounding of folding would be outside the proof.
-        """
-        return trace(self.module, self.input_shape).detach().to(torch.float64)
-
-    @torch.no_grad()
-    def outputs(self, x: Tensor) -> Tensor:
-        """Run the original network."""
-        result: Tensor = self.module(x)
-        return result
-
-    def predict(self, x: Tensor) -> Tensor:
-        """Return the predicted classes; an output that is not finite is no answer: -1."""
-        logits = self.outputs(x)
-        return torch.where(torch.isfinite(logits).all(1), logits.argmax(1), -1)
-
-    def fooled(self, points: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:
-        """Return which candidates the network misclassifies when it sees them alone.
-
-        In a batch, sums may be taken in another order and tip a margin near zero; a
-        counterexample must hold for whoever feeds it to the network by itself.
-        """
-        confirmed = torch.zeros_like(candidates)
-        for i in candidates.nonzero()[:, 0].tolist():
-            confirmed[i] = self.predict(points[i : i + 1])[0] != labels[i]
-        return confirmed
+ROUNDING = torch.finfo(torch.float64).eps
+# Neurons whose bounds are held at a time.
+NEURONS = 1 << 22
 
 
 @dataclass(frozen=True)
-class AttackSettings:
-    """How hard the attack stage tries."""
+class StageSettings:
+    """How hard the stages try; `timeout` in seconds, for each complete stage and sample."""
 
     steps: int = 200
     restarts: int = 5
+    timeout: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -76,31 +42,43 @@ class Findings:
     """What a stage says of each sample of a batch.
 
     `margin` is a lower bound on the worst `o_y - o_i` where `verified`, the margin at `points`
-    where `falsified`, and the best bound known (or NaN) elsewhere.
+    where `falsified`, and the best bound known (or NaN) elsewhere. `bounds` are for later stages;
+    `reasons` say why a sample stayed open, `domains` how many subproblems were looked at.
     """
 
     verified: Tensor
     falsified: Tensor
     margin: Tensor
     points: Tensor | None = None
+    bounds: tuple[Mapping[int, Box] | None, ...] = ()
+    reasons: tuple[str | None, ...] = ()
+    domains: tuple[int | None, ...] = ()
 
 
-def ibp_stage(subject: Subject, ball: Ball, labels: Tensor) -> Findings:
+@dataclass(frozen=True)
+class Stage:
+    """A stage; `single` ones take so long that each sample's outcome is written at once."""
+
+    examine: Callable[[Subject, Samples, StageSettings], Findings]
+    single: bool = False
+
+
+def ibp_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
     """Prove by interval bounds, with every rounding error accounted for."""
-    rounding = torch.finfo(torch.float64).eps
+    labels = samples.labels
     with torch.no_grad():
-        margins, _ = interval.margins(subject.exact, ball.outer(), labels, rounding=rounding)
+        margins, _ = interval.margins(
+            subject.exact, samples.ball.outer(), labels, rounding=ROUNDING
+        )
     others = margins.scatter(1, labels[:, None], torch.inf)
     worst = others.amin(1)
     verified = torch.isfinite(margins).all(1) & (worst > 0)
     return Findings(verified, torch.zeros_like(verified), worst)
 
 
-def attack_stage(
-    subject: Subject, ball: Ball, labels: Tensor, settings: AttackSettings
-) -> Findings:
+def attack_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
     """Refute by points that lie in the exact ball and fool the original network."""
-    box = ball.inner()
+    box, labels = samples.ball.inner(), samples.labels
     points = strong_attack(
         subject.attacked, box, labels, steps=settings.steps, restarts=settings.restarts
     )
@@ -111,16 +89,103 @@ def attack_stage(
     return Findings(torch.zeros_like(falsified), falsified, margin, points)
 
 
-Stage = Callable[[Subject, Ball, Tensor], Findings]
+def crown_ibp_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
+    """Prove by one backward pass over interval bounds."""
+    worst = [
+        _worst(relax(subject.exact, part.ball.outer(), effort=CROWN_IBP, rounding=ROUNDING), part)
+        for part in _parts(subject, samples)
+    ]
+    return _proofs(torch.cat(worst))
 
 
-def make_stages(names: tuple[str, ...], attack: AttackSettings) -> dict[str, Stage]:
-    """Return the named stages in order."""
-    known: dict[str, Stage] = {
-        "ibp": ibp_stage,
-        "attack": lambda subject, ball, labels: attack_stage(subject, ball, labels, attack),
-    }
-    return {name: known[name] for name in names}
+def alpha_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
+    """Prove by linear bounds of all layers with optimised slopes."""
+    worst, bounds = [], []
+    for part in _parts(subject, samples):
+        effort = replace(ALPHA, work=ALPHA.work * len(part))
+        relaxation = relax(subject.exact, part.ball.outer(), effort=effort, rounding=ROUNDING)
+        worst.append(_worst(relaxation, part, effort))
+        bounds += [relaxation.known(i) for i in range(len(part))]
+    findings = _proofs(torch.cat(worst))
+    still_open = (~findings.verified).tolist()
+    kept = tuple(b if needed else None for b, needed in zip(bounds, still_open, strict=True))
+    return replace(findings, bounds=kept)
 
 
-STAGES = ("ibp", "attack")
+def _parts(subject: Subject, samples: Samples) -> list[Samples]:
+    """Split samples so that the bounds of all their neurons fit into memory."""
+    size = sum(torch.Size(node.shape).numel() for node in subject.exact.nodes)
+    order = torch.arange(len(samples), device=samples.labels.device)
+    return [samples.select(part) for part in order.split(max(1, NEURONS // size))]
+
+
+def _worst(relaxation: Relaxation, samples: Samples, effort: Effort | None = None) -> Tensor:
+    """Return strict lower bounds on the worst margin of each sample."""
+    classes = relaxation.graph.output_shape[0]
+    device = samples.labels.device
+    unsafe = [Unsafe.misclassification(int(y), classes, device) for y in samples.labels]
+    matrix = torch.cat([u.matrix for u in unsafe])
+    owner = torch.arange(len(samples), device=device).repeat_interleave(classes - 1)
+    rows = Coefficients(matrix, owner)
+    slopes = None
+    if effort is not None and effort.iterations:
+        rough = optimize_slopes(
+            relaxation.rough,
+            relaxation.output,
+            rows.like(matrix.float()),
+            iterations=effort.iterations,
+            rate=effort.rate,
+            threshold=0.0,
+        )
+        slopes = {i: t.double() for i, t in rough.items()}
+    bounds = relaxation.lower(relaxation.output, rows, slopes=slopes)
+    return bounds.view(len(samples), classes - 1).amin(1)
+
+
+def _proofs(worst: Tensor) -> Findings:
+    verified = torch.isfinite(worst) & (worst > 0)
+    return Findings(verified, torch.zeros_like(verified), worst)
+
+
+def bab_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
+    """Decide one sample by branch and bound."""
+    return _complete(complete.branch_and_bound, subject, samples, settings)
+
+
+def milp_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
+    """Decide one sample by mixed-integer programming."""
+    return _complete(complete.mixed_integer_program, subject, samples, settings)
+
+
+def _complete(
+    method: complete.Method, subject: Subject, samples: Samples, settings: StageSettings
+) -> Findings:
+    assert len(samples) == 1
+    problem = complete.robustness(subject, samples)
+    known = samples.bounds[0] if samples.bounds else None
+    answer = method(subject, problem, known, timeout=settings.timeout)
+    points, margin = None, answer.bound
+    if answer.point is not None:
+        points = answer.point[None]
+        margin = -float(worst_margin(subject.outputs(points), samples.labels)[0])
+    return Findings(
+        torch.tensor([answer.verified], device=samples.labels.device),
+        torch.tensor([points is not None], device=samples.labels.device),
+        torch.tensor([margin], dtype=torch.float64, device=samples.labels.device),
+        points,
+        bounds=samples.bounds,
+        reasons=(answer.reason or None,),
+        domains=(answer.domains,),
+    )
+
+
+STAGES: dict[str, Stage] = {
+    "ibp": Stage(ibp_stage),
+    "attack": Stage(attack_stage),
+    "crown-ibp": Stage(crown_ibp_stage),
+    "alpha": Stage(alpha_stage),
+    "bab": Stage(bab_stage, single=True),
+    "milp": Stage(milp_stage, single=True),
+}
+# A mixed-integer program is exact up to its solver's tolerances only, so it has to be asked for.
+DEFAULT_STAGES = tuple(name for name in STAGES if name != "milp")

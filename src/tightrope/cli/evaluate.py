@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tightrope import api
-from tightrope.certification.stages import STAGES
+from tightrope.certification.stages import DEFAULT_STAGES
 from tightrope.certification.summary import Certification
 from tightrope.cli.output import console, percent, print_json, print_table, sample_bar
 
@@ -20,6 +20,7 @@ _steps = click.option("--steps", type=int, default=200, help="Attack steps.  [20
 _restarts = click.option("--restarts", type=int, default=5, help="Attack restarts.  [5]")
 _seed = click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
 _device = click.option("--device", help="cpu, cuda, mps or auto.  [the run's own]")
+_stages = ",".join(DEFAULT_STAGES)
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
@@ -79,10 +80,14 @@ def attack(
 @_eps
 @_samples
 @_start
-@click.option("--stages", default=",".join(STAGES), help=f"Stages in order.  [{','.join(STAGES)}]")
+@click.option("--stages", default=_stages, help=f"Stages in order.  [{_stages}]")
+@click.option(
+    "--timeout", type=float, default=60.0, help="Seconds of a complete stage per sample.  [60]"
+)
 @_steps
 @_restarts
 @_seed
+@click.option("--jobs", type=int, default=1, help="Processes that share the samples.  [1]")
 @_device
 @click.option("--force", is_flag=True, help="Discard an earlier certification.")
 @_json
@@ -92,9 +97,11 @@ def certify(
     samples: int | None,
     start: int,
     stages: str,
+    timeout: float,
     steps: int,
     restarts: int,
     seed: int,
+    jobs: int,
     device: str | None,
     force: bool,
     as_json: bool,
@@ -112,9 +119,11 @@ def certify(
             samples=samples,
             start=start,
             stages=tuple(name.strip() for name in stages.split(",")),
+            timeout=timeout,
             steps=steps,
             restarts=restarts,
             seed=seed,
+            jobs=jobs,
             device=device,
             force=force,
             progress=progress,
@@ -135,9 +144,11 @@ def print_summary(run: Path, summary: Certification) -> None:
             for name, counts in summary.stages.items()
         ],
     )
+    reasons = ", ".join(f"{count} {reason}" for reason, count in summary.reasons.items())
     console.print(
         f"natural {percent(summary.natural)}   adversarial {percent(summary.adversarial)}   "
-        f"certified {percent(summary.certified)}   ({summary.unknown} unknown)"
+        f"certified {percent(summary.certified)}   "
+        f"({summary.unknown} unknown{': ' if reasons else ''}{reasons})"
     )
 
 

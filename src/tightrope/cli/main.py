@@ -7,7 +7,9 @@ line and never a traceback.
 from __future__ import annotations
 
 import errno
+import importlib
 import sys
+from typing import NamedTuple
 
 import click
 
@@ -15,15 +17,74 @@ from tightrope.errors import UserError, unknown_name
 from tightrope.version import __version__
 
 
+class Home(NamedTuple):
+    """Where a command lives, and the line that `tightrope --help` shows of it."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+# Commands are imported when they are called: torch takes seconds, and help should not.
+COMMANDS = {
+    "attack": Home("evaluate", "attack", "Attack the test samples of a run with PGD."),
+    "certify": Home(
+        "evaluate",
+        "certify",
+        "Certify the test samples of a run; interrupted, it continues when called again.",
+    ),
+    "compare": Home(
+        "compare",
+        "compare",
+        "Train and certify several methods on equal data, schedule and seeds.",
+    ),
+    "data": Home("lists", "data", "List data sets, or download one."),
+    "estimate": Home(
+        "evaluate",
+        "estimate",
+        "Estimate robust accuracy by the training approximations (no proofs).",
+    ),
+    "export": Home(
+        "evaluate", "export", "Write the network of a run as ONNX, checked by onnxruntime."
+    ),
+    "methods": Home("lists", "methods", "List the training methods and their options."),
+    "nets": Home("lists", "nets", "List the architectures."),
+    "presets": Home("lists", "presets", "List the presets for `tightrope train --preset`."),
+    "train": Home("train", "train", "Train a network into a run folder."),
+    "verify": Home("verify", "verify", "Prove or refute a VNN-LIB property of an ONNX network."),
+}
+
+
 class _Group(click.Group):
-    """A group that suggests the nearest command."""
+    """A group that imports a command when it is called, and suggests the nearest one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        home = COMMANDS.get(cmd_name)
+        if home is None:
+            return None
+        command = getattr(importlib.import_module(f"tightrope.cli.{home.module}"), home.attribute)
+        assert isinstance(command, click.Command)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise unknown_name("command", args[0], self.commands)
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise unknown_name("command", args[0], COMMANDS)
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # As click does it, from the table instead of the commands themselves.
+        limit = formatter.width - 6 - max(map(len, COMMANDS))
+        rows = [
+            (name, click.Command(name, help=COMMANDS[name].help).get_short_help_str(limit))
+            for name in self.list_commands(ctx)
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 @click.group(
@@ -42,28 +103,8 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(_run(arguments))
 
 
-def _add_commands() -> None:
-    # Imported late: this takes seconds, and an interrupt must be caught here, too.
-    from tightrope.cli import compare, evaluate, lists, train
-
-    for command in (
-        train.train,
-        compare.compare,
-        evaluate.attack,
-        evaluate.estimate,
-        evaluate.certify,
-        evaluate.export,
-        lists.nets,
-        lists.methods,
-        lists.presets,
-        lists.data,
-    ):
-        cli.add_command(command)
-
-
 def _run(arguments: list[str] | None) -> int:
     try:
-        _add_commands()
         result = cli.main(arguments, prog_name="tightrope", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:

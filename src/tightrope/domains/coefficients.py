@@ -146,7 +146,9 @@ class Windows(Coefficients):
         return moved
 
     def _owners(self) -> Tensor:
-        return torch.arange(len(self.values)) if self.owner is None else self.owner
+        if self.owner is None:
+            return torch.arange(len(self.values), device=self.values.device)
+        return self.owner
 
     def _places(self) -> tuple[Tensor, Tensor]:
         height, width = self.values.shape[2:]

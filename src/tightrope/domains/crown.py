@@ -82,6 +82,13 @@ class Relaxation:
         chosen = {i: Lines(*(t[index] for t in line)) for i, line in self.lines.items()}
         return Relaxation(self.graph, boxes, chosen, self.rounding)
 
+    def known(self, element: int) -> dict[int, Box]:
+        """Return the bounds of one batch element that `relaxed` needs to start from."""
+        nodes = self.graph.nodes
+        needed = {0, self.output, *(nodes[i].inputs[0] for i in self.lines)}
+        pools = (node.inputs[0] for node in nodes if isinstance(node.op, ops.MaxPool))
+        return {i: self.boxes[i][element : element + 1] for i in sorted(needed.union(pools))}
+
     def lower(
         self,
         target: int,
@@ -111,6 +118,13 @@ def relax(graph: Graph, box: Box, *, effort: Effort = ALPHA, rounding: float = 0
     For proofs, `graph` and `box` are float64 and `rounding` is `torch.finfo(float64).eps`.
     """
     readers = graph.consumers()
+    if rounding and box.centered:
+        # The true corners may lie between floating-point numbers.
+        center, radius = box.middle
+        infinity = torch.full_like(center, torch.inf)
+        box = Box(
+            torch.nextafter(center - radius, -infinity), torch.nextafter(center + radius, infinity)
+        )
     found = Relaxation(graph, {0: box}, {}, rounding)
     for i, node in enumerate(graph.nodes[1:], start=1):
         inputs = [found.boxes[j] for j in node.inputs]
@@ -124,6 +138,16 @@ def relax(graph: Graph, box: Box, *, effort: Effort = ALPHA, rounding: float = 0
                 bounds = _tighten(found, i, bounds, needs, effort)
         found.boxes[i] = bounds
     return found
+
+
+def relaxed(graph: Graph, boxes: dict[int, Box], *, rounding: float = 0.0) -> Relaxation:
+    """Return the relaxation that follows from bounds on the input of every activation."""
+    chosen = {
+        i: lines(node.op, boxes[node.inputs[0]], rounding=rounding)
+        for i, node in enumerate(graph.nodes)
+        if isinstance(node.op, ACTIVATIONS)
+    }
+    return Relaxation(graph, boxes, chosen, rounding)
 
 
 def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:

@@ -59,13 +59,16 @@ def solve_leaf(network: Reduced, problem: Subproblems, rows: Tensor) -> Leaf:
     dual = -torch.from_numpy(result.ineqlin.marginals)
     weights = dual[: len(rows)].clamp(min=0)
     total = weights.sum()
-    weights = weights / total if total > 0 else torch.full_like(weights, 1 / len(rows))
     beta = dual[len(rows) :].clamp(min=0)
+    if total > 0:
+        weights, beta = weights / total, beta / total
+    else:
+        weights = torch.full_like(weights, 1 / len(rows))
     return Leaf(
         float(result.fun),
-        torch.from_numpy(result.x[:-1]).to(goal),
+        torch.clamp(torch.from_numpy(result.x[:-1]).to(goal), lower, upper),
         weights.to(goal),
-        replace(problem, beta=beta[None].to(problem.beta)),
+        _with_multipliers(problem, beta),
     )
 
 
@@ -116,6 +119,11 @@ def _empty_leaf(
     size = span + float(network.row_constant[rows[0]].abs()) + 1.0
     size += float(network.row_inner[rows[0]].abs() @ torch.maximum(network.upper, -network.lower))
     multiple = 4.0 * size / float(result.fun)
-    return Leaf(
-        float("inf"), None, weights, replace(problem, beta=(beta * multiple)[None].to(slope))
+    return Leaf(float("inf"), None, weights, _with_multipliers(problem, beta * multiple))
+
+
+def _with_multipliers(problem: Subproblems, beta: Tensor) -> Subproblems:
+    """Return the leaf with the LP's multipliers, which know nothing of other constraints."""
+    return replace(
+        problem, beta=beta[None].to(problem.alpha.device), gamma=torch.zeros_like(problem.gamma)
     )

@@ -104,10 +104,16 @@ class _Pass:
 
     def add(self, a: Coefficients, values: Tensor) -> None:
         """Add `a . values` to the bound."""
-        self.constant = self.constant + a.dot(values)
+        self.add_number(a.dot(values))
         if self.rounding:
             size = a.like(a.values.abs()).dot(values.abs())
             self.lose(size, growth(a.values[0].numel(), self.rounding))
+
+    def add_number(self, number: Tensor) -> None:
+        """Add one number per row to the bound; large parts of it may cancel later on."""
+        self.constant = self.constant + number
+        if self.rounding:
+            self.lose(self.constant.abs(), self.rounding)
 
     def lose(self, size: Tensor, share: float) -> None:
         """Account for a rounding error of at most that share of a size."""
@@ -164,10 +170,23 @@ def backward(
         arrived[0] = Coefficients(blank, rows.owner)
     constant = state.constant
     if rounding:
+        if magnitudes is not None:
+            state.lose(_underflow(rows, magnitudes, target), 1.0)
         constant = constant - state.slack * (1 + growth(len(graph.nodes) + 8, rounding))
         constant = constant - growth(len(graph.nodes), rounding) * state.constant.abs()
     largest = max(largest, arrived[0].values.shape[1:].numel())
     return Form(arrived[0], constant, state.passed, largest)
+
+
+def _underflow(rows: Coefficients, magnitudes: Magnitudes, target: int) -> Tensor:
+    """Return what products that are too small for the dtype can add up to, one per row.
+
+    A coefficient is off by less than the smallest normal number even after many of them.
+    """
+    total = sum(magnitudes[j].flatten(1).sum(1) for j in range(target + 1))
+    assert isinstance(total, Tensor)
+    each = total if rows.owner is None or len(total) == 1 else total[rows.owner]
+    return torch.finfo(total.dtype).tiny * (1 + each)
 
 
 # --- affine rules -----------------------------------------------------------------------------
@@ -258,7 +277,7 @@ def _activation(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coef
     if extra.after is not None:
         values = values + extra.after.view_as(values)
     if extra.constant is not None:
-        state.constant = state.constant + extra.constant
+        state.add_number(extra.constant)
         state.lose(extra.constant.abs(), 4 * state.rounding)
     if extra.slack is not None:
         state.slack = state.slack + extra.slack

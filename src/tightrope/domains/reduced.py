@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.domains.alpha import ancestors
 from tightrope.domains.coefficients import Coefficients, unit_rows
 from tightrope.domains.crown import COPIES, MEMORY, Relaxation
 from tightrope.domains.linear import backward
@@ -57,8 +58,18 @@ class Reduced:
 
     def float(self) -> Reduced:
         """Return the same in float32."""
-        held = {k: v.float() for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, **held, box=self.box.map(Tensor.float))
+        return replace(
+            self,
+            inner=self.inner.float(),
+            outer=self.outer.float(),
+            constant=self.constant.float(),
+            lower=self.lower.float(),
+            upper=self.upper.float(),
+            row_inner=self.row_inner.float(),
+            row_outer=self.row_outer.float(),
+            row_constant=self.row_constant.float(),
+            box=self.box.map(Tensor.float),
+        )
 
     @cached_property
     def chord(self) -> Tensor:
@@ -122,7 +133,7 @@ def reduce(
 def _layers(relaxation: Relaxation) -> list[Layer]:
     layers: list[Layer] = []
     total = 0
-    for i in sorted(relaxation.lines):
+    for i in sorted(ancestors(relaxation.graph, relaxation.output) & relaxation.lines.keys()):
         node = relaxation.graph.nodes[i]
         places = unstable(relaxation.boxes[node.inputs[0]]).flatten().nonzero()[:, 0]
         if len(places):

@@ -49,16 +49,17 @@ def _bent(op: ops.Relu | ops.LeakyRelu, l: Tensor, u: Tensor, rounding: float) -
     """ReLU and LeakyReLU: the chord on one side, a line through the origin on the other."""
     left = 0.0 if isinstance(op, ops.Relu) else op.slope
     bends = (l < 0) & (u > 0)
-    stable = torch.where(l >= 0, 1.0, left).to(l)
+    # Tensors, because `where` would turn a pair of numbers into float32.
+    one, low = l.new_tensor(1.0), l.new_tensor(left)
+    # Where neither end decides (one of them is not a number) there is no line.
+    stable = torch.where(l >= 0, one, torch.where(u <= 0, low, l.new_tensor(torch.nan)))
     width = torch.where(bends, u - l, 1.0)
     # A share of the width, so that neither product can overflow where the slope would not.
     chord = left + (1.0 - left) * (u / width)
     chord = chord.clamp(min(left, 1.0), max(left, 1.0))
     # The chord's line must clear both ends: (l, left l) and (u, u).
     ends = ((left - chord) * l, (1.0 - chord) * u)
-    steepest = 1.0 if left <= 1 else left
-    flattest = left if left <= 1 else 1.0
-    through_zero = torch.where(u > -l, steepest, flattest).to(l)
+    through_zero = torch.where(u > -l, one, low)  # the side that is wider
     zero = torch.zeros_like(l)
     slope = torch.where(bends, chord, stable)
     if left <= 1:

@@ -97,22 +97,26 @@ class _Replay:
 
     def _extra(self, layer: Layer) -> Extra:
         span = layer.span
-        after = -self.problems.beta[:, span].double() * self.problems.sign[:, span]
+        # Multipliers are not negative: with that, any numbers whatsoever give a sound bound.
+        beta = self.problems.beta[:, span].double().clamp(min=0.0)
+        after = -beta * self.problems.sign[:, span]
         if self.cuts is None:
             return Extra(after=self._scatter(layer, after))
-        gamma = self.problems.gamma.double()
+        gamma = self.problems.gamma.double().clamp(min=0.0)
         cuts = self.cuts
-        mine = (cuts.on_outputs[:, span] != 0).any(1) | (cuts.on_inputs[:, span] != 0).any(1)
-        gamma = gamma * mine
-        before = gamma @ cuts.on_outputs[:, span]
-        inside = gamma @ cuts.on_inputs[:, span]
+        # Cuts are about y = relu(h); the activation is z = left h + (1 - left) y.
+        before = gamma @ cuts.on_outputs[:, span] / (1 - layer.left)
+        inside = gamma @ cuts.on_inputs[:, span] - layer.left * before
         root = self.relaxation
         assert root.magnitudes is not None
         node = root.graph.nodes[layer.position]
         seen = root.magnitudes[node.inputs[0]].flatten()[layer.places]
-        size = gamma @ (cuts.on_outputs[:, span].abs() + cuts.on_inputs[:, span].abs())
-        constant = gamma @ cuts.constant
-        total = size @ seen + gamma @ cuts.constant.abs()
+        steep = (1 + layer.left) / (1 - layer.left)
+        size = gamma @ (steep * cuts.on_outputs[:, span].abs() + cuts.on_inputs[:, span].abs())
+        # A cut may be about several layers; its constant counts once, at the first of them.
+        first = gamma * _begins(cuts, span)
+        constant = first @ cuts.constant
+        total = size @ seen + first @ cuts.constant.abs()
         slack = growth(len(cuts.constant) + 8, root.rounding) * total * (1 + 1e-9)
         return Extra(
             before=self._scatter(layer, before),
@@ -127,3 +131,9 @@ class _Replay:
         whole = values.new_zeros(len(values), torch.Size(shape).numel())
         whole[:, layer.places] = values
         return whole.view(len(values), *shape)
+
+
+def _begins(cuts: Cuts, span: slice) -> Tensor:
+    """Return which cuts have their first neuron in a span."""
+    touched = (cuts.on_outputs != 0) | (cuts.on_inputs != 0)
+    return touched[:, span].any(1) & ~touched[:, : span.start].any(1)

@@ -1,0 +1,76 @@
+"""Counterexamples: points of the exact input set at which the original network fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tightrope.attacks import attack_goal
+from tightrope.box import Box
+from tightrope.certification.properties import Unsafe
+from tightrope.certification.subjects import Subject
+
+# Says of one point, alone, whether the original network fails there.
+Fails = Callable[[Tensor], bool]
+
+
+@dataclass(frozen=True)
+class Refuter:
+    """Tries to turn points that a bound suggests into counterexamples.
+
+    `inner` holds only points of the exact input set (batch size 1). A point counts when `fails`
+    says so of the original network.
+    """
+
+    subject: Subject
+    inner: Box
+    unsafe: Unsafe
+    fails: Fails
+    climbers: int = 8
+    steps: int = 10
+
+    def __call__(self, points: Tensor, groups: Tensor) -> Tensor | None:
+        """Return a counterexample near some points (flat), each about one group of rows."""
+        dtype = self.inner.lower.dtype
+        points = self.inner.project(points.to(dtype).view(-1, *self.subject.input_shape))
+        goal = self.unsafe.goal(groups, dtype)
+        with torch.no_grad():
+            score = goal(self.subject.attacked(points))
+        found = self._confirm(points[score.argsort(descending=True)], int((score >= 0).sum()))
+        if found is not None:
+            return found
+        best = score.topk(min(self.climbers, len(score))).indices
+        box = self.inner.repeat(len(best))
+        climbed = attack_goal(
+            self.subject.attacked, box, goal.select(best), steps=self.steps, start=points[best]
+        )
+        with torch.no_grad():
+            score = goal.select(best)(self.subject.attacked(climbed))
+        return self._confirm(climbed[score.argsort(descending=True)], int((score >= 0).sum()))
+
+    def search(self, *, steps: int, restarts: int, most: int = 4096) -> Tensor | None:
+        """Attack all groups, from scratch."""
+        dtype = self.inner.lower.dtype
+        groups = self.unsafe.group.unique()
+        for _ in range(restarts):
+            for part in groups.split(most):
+                goal = self.unsafe.goal(part, dtype)
+                box = self.inner.repeat(len(part))
+                points = attack_goal(self.subject.attacked, box, goal, steps=steps)
+                with torch.no_grad():
+                    score = goal(self.subject.attacked(points))
+                order = score.argsort(descending=True)
+                found = self._confirm(points[order], int((score >= 0).sum()))
+                if found is not None:
+                    return found
+        return None
+
+    def _confirm(self, points: Tensor, count: int) -> Tensor | None:
+        """Return the first of the most promising points that is a counterexample."""
+        for point in points[: min(count, 16)]:
+            if bool(self.inner.contains(point[None])[0]) and self.fails(point):
+                return point
+        return None

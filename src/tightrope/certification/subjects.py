@@ -1,0 +1,68 @@
+"""The network under examination, in the forms that the stages need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from tightrope.attacks import Network, for_points
+from tightrope.graph import Graph, trace
+
+
+class Subject:
+    """A network: how it runs, and its graph.
+
+    `run` is the network as its user runs it (a module, onnxruntime); whatever is said of
+    counterexamples is what it says. The graph is what proofs are about.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        run: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.graph, self.run = graph, run
+        self.input_shape = graph.input_shape
+
+    @classmethod
+    def of(cls, module: nn.Module, input_shape: tuple[int, ...]) -> Subject:
+        """Examine a module."""
+        module = module.eval()
+        return cls(trace(module, input_shape), module)
+
+    @cached_property
+    def attacked(self) -> Network:
+        """The network in its own precision without parameter gradients, for attacks."""
+        return for_points(self.graph.fold_batchnorm())
+
+    @cached_property
+    def exact(self) -> Graph:
+        """The network in float64, for proofs.
+
+        BatchNorm is not folded: the rounding of folding would be outside the proof.
+        """
+        return self.graph.detach().to(torch.float64)
+
+    @torch.no_grad()
+    def outputs(self, x: Tensor) -> Tensor:
+        """Run the original network."""
+        return self.run(x)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the predicted classes; an output that is not finite is no answer: -1."""
+        logits = self.outputs(x)
+        return torch.where(torch.isfinite(logits).all(1), logits.argmax(1), -1)
+
+    def fooled(self, points: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:
+        """Return which candidates the network misclassifies when it sees them alone.
+
+        In a batch, sums may be taken in another order and tip a margin near zero; a
+        counterexample must hold for whoever feeds it to the network by itself.
+        """
+        confirmed = torch.zeros_like(candidates)
+        for i in candidates.nonzero()[:, 0].tolist():
+            confirmed[i] = self.predict(points[i : i + 1])[0] != labels[i]
+        return confirmed

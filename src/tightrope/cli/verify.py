@@ -1,0 +1,68 @@
+"""`tightrope verify`: the conventions of the VNN competition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tightrope.api.verifying import verify_file, write_counterexample
+from tightrope.certification.properties import Verdict
+from tightrope.certification.solving import Verification
+from tightrope.cli.output import print_json
+from tightrope.files import write_text
+
+
+@click.command()
+@click.argument("onnx", type=click.Path(path_type=Path))
+@click.argument("vnnlib", type=click.Path(path_type=Path))
+@click.option("--timeout", type=float, default=60.0, help="Seconds.  [60]")
+@click.option(
+    "--counterexample", type=click.Path(path_type=Path), help="Write a counterexample to this file."
+)
+@click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def verify(
+    onnx: Path,
+    vnnlib: Path,
+    timeout: float,
+    counterexample: Path | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Prove or refute a VNN-LIB property of an ONNX network.
+
+    The first line is unsat (proved: no counterexample exists), sat, timeout or unknown; a
+    counterexample follows, or goes to a file.
+    """
+    found = verify_file(onnx, vnnlib, timeout=timeout, seed=seed)
+    text = None
+    if found.counterexample is not None:
+        text = write_counterexample(vnnlib, onnx, found)
+        if counterexample is not None:
+            write_text(counterexample, text + "\n")
+    if as_json:
+        print_json(
+            {
+                "result": competition_word(found),
+                "stage": found.stage,
+                "seconds": found.seconds,
+                "domains": found.domains,
+                "bound": found.bound,
+                "reason": found.reason,
+                "counterexample": None if counterexample is None else str(counterexample),
+            }
+        )
+        return
+    click.echo(competition_word(found))
+    if text is not None and counterexample is None:
+        click.echo(text)
+    if found.reason:
+        click.echo(found.reason, err=True)
+
+
+def competition_word(found: Verification) -> str:
+    """Return the answer in the competition's words."""
+    if found.verdict is Verdict.UNKNOWN:
+        return "timeout" if found.reason.startswith("time") else "unknown"
+    return "unsat" if found.verdict is Verdict.VERIFIED else "sat"

@@ -1,0 +1,126 @@
+"""Max pools written with ReLUs: `max(a, b) = a + relu(b - a)`.
+
+Branch and bound splits ReLUs. A max pool becomes a balanced tree of such maxima over the slices
+that hold the first, second, ... input of every window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tightrope.graph import ops
+from tightrope.graph.graph import Graph, Node
+
+# What only rearranges, repeats or averages values leaves them nonnegative.
+_KEEP_SIGN = (ops.Reshape, ops.Permute, ops.Slice, ops.Concat, ops.AvgPool, ops.MaxPool, ops.Add)
+
+
+def expand_max_pools(graph: Graph) -> Graph:
+    """Return the same network with its max pools written as slices, differences and ReLUs.
+
+    Where windows reach over the edge, the input is padded with zeros first. That is exact only
+    if it has no negative values (it comes from a ReLU); other such pools stay as they are.
+    """
+    writer = _Writer()
+    for i, node in enumerate(graph.nodes):
+        inputs = tuple(writer.target[j] for j in node.inputs)
+        if isinstance(node.op, ops.MaxPool):
+            pool = _Pool(node.op, graph.nodes[node.inputs[0]].shape, node.shape)
+            edges = pool.edges()
+            if pool.reaches_input() and (not any(edges) or _nonnegative(graph, node.inputs[0])):
+                writer.target[i] = writer.expand(node, pool, inputs[0])
+                continue
+        writer.target[i] = writer.append(replace(node, inputs=inputs))
+    return Graph(tuple(writer.nodes))
+
+
+class _Pool:
+    """The geometry of one max pool."""
+
+    def __init__(self, op: ops.MaxPool, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        self.op, self.before, self.after = op, before, after
+
+    def edges(self) -> tuple[int, ...]:
+        """Return how far windows reach over the edges, as `Pad` wants it: right side first."""
+        pads: list[int] = []
+        for side in (1, 0):
+            last = self._start(side, self.after[side + 1] - 1)
+            end = last + self.op.dilation[side] * (self.op.kernel[side] - 1) + 1
+            pads += [self.op.padding[side], max(0, end - self.before[side + 1])]
+        return tuple(pads)
+
+    def reaches_input(self) -> bool:
+        """Return whether every window holds at least one input."""
+        return all(
+            any(
+                0 <= self._start(side, i) + k * self.op.dilation[side] < self.before[side + 1]
+                for k in range(self.op.kernel[side])
+            )
+            for side in (0, 1)
+            for i in range(self.after[side + 1])
+        )
+
+    def taps(self) -> list[ops.Slice]:
+        """Return the slices of the padded input with one input of every window each."""
+        rows, columns = (
+            [self._tap(side, k) for k in range(self.op.kernel[side])] for side in (0, 1)
+        )
+        return [ops.Slice((slice(None), row, column)) for row in rows for column in columns]
+
+    def _start(self, side: int, window: int) -> int:
+        return window * self.op.stride[side] - self.op.padding[side]
+
+    def _tap(self, side: int, k: int) -> slice:
+        first, step = k * self.op.dilation[side], self.op.stride[side]
+        return slice(first, first + (self.after[side + 1] - 1) * step + 1, step)
+
+
+class _Writer:
+    """The new network in the making; `target` maps old positions to new ones."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.target: dict[int, int] = {}
+
+    def append(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def expand(self, node: Node, pool: _Pool, source: int) -> int:
+        """Append the tree of a max pool and return the position of its root."""
+        edges = pool.edges()
+        if any(edges):
+            channels, height, width = pool.before
+            shape = (channels, height + edges[2] + edges[3], width + edges[0] + edges[1])
+            pad = Node(f"{node.name}.pad", ops.Pad(edges, 0.0), (source,), shape)
+            source = self.append(pad)
+        level = [
+            self.append(Node(f"{node.name}.tap{k}", tap, (source,), node.shape))
+            for k, tap in enumerate(pool.taps())
+        ]
+        count = 0
+        while len(level) > 1:
+            pairs = list(zip(level[::2], level[1::2], strict=False))
+            left_over = level[-1:] if len(level) % 2 else []
+            level = []
+            for a, b in pairs:
+                level.append(self._maximum(f"{node.name}.max{count}", a, b, node.shape))
+                count += 1
+            level += left_over
+        return level[0]
+
+    def _maximum(self, name: str, a: int, b: int, shape: tuple[int, ...]) -> int:
+        gap = self.append(Node(f"{name}.gap", ops.Sub(), (b, a), shape))
+        rise = self.append(Node(f"{name}.relu", ops.Relu(), (gap,), shape))
+        return self.append(Node(name, ops.Add(), (a, rise), shape))
+
+
+def _nonnegative(graph: Graph, position: int) -> bool:
+    """Return whether a node has no negative values, whatever the input is."""
+    node = graph.nodes[position]
+    if isinstance(node.op, ops.Relu | ops.Sigmoid):
+        return True
+    padded = isinstance(node.op, ops.Pad) and node.op.value >= 0
+    if padded or isinstance(node.op, _KEEP_SIGN):
+        return all(_nonnegative(graph, j) for j in node.inputs)
+    return False

@@ -1,0 +1,641 @@
+"""Networks from ONNX files compute what onnxruntime computes, or are refused."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import RandomChain, export_module, node, random_array, save_model, scattered
+from torch import nn
+
+from tightrope import nets
+from tightrope.errors import UserError
+from tightrope.graph import ops
+from tightrope.nets import onnx_convert, onnx_import
+from tightrope.nets.onnx_import import OnnxNetwork, read_onnx
+
+VNNCOMP = Path(__file__).parents[3] / "shared" / "data" / "vnncomp"
+IMAGE = (1, 2, 6, 5)
+
+
+def agrees(network: OnnxNetwork) -> torch.Tensor:
+    """Check a network against onnxruntime at points of our own, and return its outputs."""
+    x = scattered(network.input_shape).to(network.dtype)
+    expected, found = network.run(x), network.graph(x)
+    assert found.shape == expected.shape == (5, network.output_size)
+    scale = expected.abs().max()
+    assert scale > 0
+    assert torch.allclose(found, expected, rtol=1e-4, atol=float(1e-5 * scale))
+    return found
+
+
+def kinds(network: OnnxNetwork) -> list[str]:
+    return [type(n.op).__name__ for n in network.graph.nodes]
+
+
+# --- operators ------------------------------------------------------------------------------
+
+ints = np.array
+W = random_array(3, 2, 3, 3)
+FLOATS = {"image": random_array(*IMAGE), "channels": random_array(2, 1, 1), "one": random_array(1)}
+
+SINGLE = {
+    "conv": (node("Conv", "x w b", pads=[1, 1, 1, 1]), {"w": W, "b": random_array(3)}),
+    "conv no bias": (node("Conv", "x w", strides=[2, 1], dilations=[1, 2]), {"w": W}),
+    "conv uneven pads": (node("Conv", "x w", pads=[0, 1, 2, 0]), {"w": W}),
+    "conv upper": (node("Conv", "x w", auto_pad="SAME_UPPER", strides=[2, 2]), {"w": W}),
+    "conv lower": (node("Conv", "x w", auto_pad="SAME_LOWER", strides=[2, 2]), {"w": W}),
+    "conv valid": (node("Conv", "x w", auto_pad="VALID"), {"w": W}),
+    "conv groups": (node("Conv", "x w", group=2), {"w": random_array(4, 1, 2, 3)}),
+    "add": (node("Add", "x c"), {"c": FLOATS["image"]}),
+    "add channels": (node("Add", "c x"), {"c": FLOATS["channels"]}),
+    "add number": (node("Add", "x c"), {"c": np.array(0.5, np.float32)}),
+    "add last": (node("Add", "x c"), {"c": random_array(5)}),
+    "sub": (node("Sub", "x c"), {"c": FLOATS["channels"]}),
+    "sub from": (node("Sub", "c x"), {"c": FLOATS["channels"]}),
+    "mul": (node("Mul", "c x"), {"c": FLOATS["image"][0]}),
+    "div": (node("Div", "x c"), {"c": FLOATS["channels"] + 3}),
+    "neg": (node("Neg", "x"), {}),
+    "relu": (node("Relu", "x"), {}),
+    "leaky": (node("LeakyRelu", "x", alpha=0.3), {}),
+    "leaky default": (node("LeakyRelu", "x"), {}),
+    "prelu": (node("PRelu", "x c"), {"c": np.full((2, 1, 1), 0.25, np.float32)}),
+    "sigmoid": (node("Sigmoid", "x"), {}),
+    "tanh": (node("Tanh", "x"), {}),
+    "flatten": (node("Flatten", "x"), {}),
+    "flatten 2": (node("Flatten", "x", axis=2), {}),
+    "flatten last": (node("Flatten", "x", axis=-1), {}),
+    "reshape": (node("Reshape", "x s"), {"s": ints([0, -1, 3, 5])}),
+    "reshape no batch": (node("Reshape", "x s"), {"s": ints([-1])}),
+    "transpose": (node("Transpose", "x", perm=[0, 3, 1, 2]), {}),
+    "transpose all": (node("Transpose", "x"), {}),
+    "transpose batch": (node("Transpose", "x", perm=[1, 0, 2, 3]), {}),
+    "pool": (node("AveragePool", "x", kernel_shape=[2, 2], strides=[2, 1]), {}),
+    "pool pads": (node("AveragePool", "x", kernel_shape=[3, 3], pads=[1, 1, 1, 1]), {}),
+    "pool counts": (
+        node("AveragePool", "x", kernel_shape=[3, 2], pads=[1, 0, 0, 1], count_include_pad=1),
+        {},
+    ),
+    "pool ceil": (
+        node("AveragePool", "x", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1),
+        {},
+    ),
+    "global average": (node("GlobalAveragePool", "x"), {}),
+    "global max": (node("GlobalMaxPool", "x"), {}),
+    "max pool": (node("MaxPool", "x", kernel_shape=[2, 3], pads=[1, 1, 1, 1]), {}),
+    "max pool ceil": (
+        node("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1, dilations=[1, 2]),
+        {},
+    ),
+    "batch norm": (
+        node("BatchNormalization", "x s b m v", epsilon=0.01),
+        {
+            **{name: random_array(2, seed=i) for i, name in enumerate("sbm")},
+            "v": random_array(2, low=0.1),
+        },
+    ),
+    "identity": (node("Identity", "x"), {}),
+    "cast": (node("Cast", "x", to=TensorProto.FLOAT), {}),
+    "max": (node("Max", "x c"), {"c": FLOATS["channels"]}),
+    "min": (node("Min", "c x"), {"c": FLOATS["channels"]}),
+    "gather": (node("Gather", "x i", axis=3), {"i": ints(2)}),
+    "gather batch": (node("Gather", "x i"), {"i": ints(0)}),
+    "gather range": (node("Gather", "x i", axis=2), {"i": ints([1, 3, 5])}),
+    "matmul": (node("MatMul", "x w"), {"w": random_array(5, 4)}),
+    "matmul vector": (node("MatMul", "x w"), {"w": random_array(5)}),
+    "matmul from left": (node("MatMul", "w x"), {"w": random_array(4, 6)}),
+    "vector from left": (node("MatMul", "w x"), {"w": random_array(6)}),
+    "mean": (node("ReduceMean", "x", axes=[2, 3]), {}),
+    "mean channels": (node("ReduceMean", "x", axes=[1], keepdims=0), {}),
+    "mean of all": (node("ReduceMean", "x", keepdims=0), {}),
+    "sum": (node("ReduceSum", "x a"), {"a": ints([1, -1])}),
+}
+
+
+@pytest.mark.parametrize("shape", [IMAGE, ("batch", *IMAGE[1:])], ids=["fixed", "free"])
+@pytest.mark.parametrize("name", SINGLE)
+def test_one_operator(name, shape, tmp_path):
+    operator, constants = SINGLE[name]
+    network = read_onnx(save_model(tmp_path / "net.onnx", [operator], shape, constants))
+    assert network.input_shape == network.graph.input_shape == IMAGE[1:]
+    assert network.graph.output_shape == (network.output_size,)
+    agrees(network)
+
+
+BY_OPSET = {
+    "pad attributes": (10, node("Pad", "x", pads=[0, 0, 1, 0, 0, 0, 0, 2], value=0.5), {}),
+    "pad inputs": (
+        11,
+        node("Pad", "x p v"),
+        {"p": ints([0, 0, 1, 0, 0, 1, 0, 2]), "v": np.array(-1, np.float32)},
+    ),
+    "pad zero": (13, node("Pad", "x p"), {"p": ints([0, 0, 1, 1, 0, 0, 1, 1])}),
+    "pad axes": (18, node("Pad", "x p - a"), {"p": ints([1, 0, 0, 1]), "a": ints([-2, 3])}),
+    "slice attributes": (9, node("Slice", "x", axes=[2, 3], starts=[1, -3], ends=[9999, -1]), {}),
+    "slice inputs": (
+        10,
+        node("Slice", "x s e a t"),
+        {"s": ints([1, 0]), "e": ints([5, 2**62]), "a": ints([-2, 3]), "t": ints([2, 3])},
+    ),
+    "slice no axes": (13, node("Slice", "x s e"), {"s": ints([0, 1]), "e": ints([1, 2])}),
+    "clip attributes": (9, node("Clip", "x", min=-0.5, max=6.0), {}),
+    "clip low": (10, node("Clip", "x", min=-0.25), {}),
+    "clip zero": (10, node("Clip", "x", min=0.0), {}),
+    "clip inputs": (
+        12,
+        node("Clip", "x a b"),
+        {"a": np.array(-0.5, np.float32), "b": np.array(0.75, np.float32)},
+    ),
+    "clip high": (13, node("Clip", "x - b"), {"b": np.array(0.75, np.float32)}),
+    "dropout attribute": (10, node("Dropout", "x", ratio=0.3), {}),
+    "dropout inputs": (13, node("Dropout", "x r"), {"r": np.array(0.3, np.float32)}),
+    "unsqueeze attribute": (11, node("Unsqueeze", "x", axes=[0, 2]), {}),
+    "unsqueeze input": (13, node("Unsqueeze", "x a"), {"a": ints([-1])}),
+    "squeeze attribute": (11, node("Squeeze", "x", axes=[0]), {}),
+    "squeeze input": (13, node("Squeeze", "x a"), {"a": ints([0])}),
+    "squeeze all": (13, node("Squeeze", "x"), {}),
+    "mean attribute": (17, node("ReduceMean", "x", axes=[3], keepdims=0), {}),
+    "mean input": (18, node("ReduceMean", "x a"), {"a": ints([1, 2])}),
+    "sum attribute": (11, node("ReduceSum", "x", axes=[0, 2]), {}),
+    "relu 8": (8, node("Relu", "x"), {}),
+    "relu 21": (21, node("Relu", "x"), {}),
+    "reshape 21": (21, node("Reshape", "x s", allowzero=1), {"s": ints([1, -1])}),
+}
+
+
+@pytest.mark.parametrize("name", BY_OPSET)
+def test_operators_whose_form_depends_on_the_opset(name, tmp_path):
+    opset, operator, constants = BY_OPSET[name]
+    path = save_model(tmp_path / "net.onnx", [operator], IMAGE, constants, opset=opset)
+    agrees(read_onnx(path))
+
+
+GEMM = {
+    "plain": ({}, (5, 4), (4,)),
+    "transB": ({"transB": 1}, (4, 5), (4,)),
+    "alpha": ({"alpha": 0.5, "beta": 2.0, "transB": 1}, (4, 5), (1, 4)),
+    "no bias": ({}, (5, 4), None),
+    "beta 0": ({"beta": 0.0}, (5, 4), (4,)),
+    "number": ({}, (5, 4), (1,)),
+}
+
+
+@pytest.mark.parametrize("name", GEMM)
+def test_gemm(name, tmp_path):
+    attributes, weight, bias = GEMM[name]
+    constants = {"w": random_array(*weight)}
+    if bias:
+        constants["b"] = random_array(*bias, seed=1)
+    operator = node("Gemm", "x w b" if bias else "x w", **attributes)
+    network = read_onnx(save_model(tmp_path / "net.onnx", [operator], ("n", 5), constants))
+    agrees(network)
+    if name in ("plain", "transB"):
+        assert kinds(network) == ["Input", "Linear"]
+        layer = network.graph.nodes[1].op
+        stored = constants["w"] if name == "transB" else constants["w"].T
+        assert np.array_equal(layer.weight.numpy(), stored)
+        assert np.array_equal(layer.bias.numpy(), constants["b"])
+
+
+def test_gemm_with_the_constant_on_the_left(tmp_path):
+    nodes = [node("Gemm", "w x b", transB=1)]
+    constants = {"w": random_array(4, 5), "b": random_array(4, 1)}
+    agrees(read_onnx(save_model(tmp_path / "net.onnx", nodes, (1, 5), constants)))
+
+
+def test_beta_that_would_round_the_bias_is_refused(tmp_path):
+    nodes = [node("Gemm", "x w b", beta=0.3)]
+    constants = {"w": random_array(5, 4), "b": random_array(4)}
+    path = save_model(tmp_path / "net.onnx", nodes, (1, 5), constants)
+    with pytest.raises(UserError, match=r"Gemm \(Gemm_y: beta=0\.3"):
+        read_onnx(path)
+
+
+# --- whole networks ---------------------------------------------------------------------------
+
+
+def test_a_residual_network_of_values(tmp_path):
+    nodes = [
+        node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b"),
+        node("Add", "b x", "c"),
+        node("Sub", "c a", "d"),
+        node("Concat", "d x c", "e", axis=1),
+        node("Flatten", "e", "f"),
+        node("MatMul", "f m", "g"),
+        node("Add", "g n", "y"),
+    ]
+    constants = {"w": random_array(2, 2, 3, 3), "m": random_array(180, 3), "n": random_array(3)}
+    network = read_onnx(save_model(tmp_path / "net.onnx", nodes, ("n", 2, 6, 5), constants))
+    assert kinds(network) == [
+        *("Input", "Conv2d", "Relu", "Add", "Sub", "Concat", "Reshape", "Linear")
+    ]
+    agrees(network)
+
+
+@pytest.mark.parametrize("subtract", [False, True])
+def test_added_constants_become_biases_without_rounding(subtract, tmp_path):
+    kind = "Sub" if subtract else "Add"
+    nodes = [
+        node("Conv", "x w", "a"),
+        node(kind, "a c", "b"),
+        node("Flatten", "b", "d"),
+        node("MatMul", "d m", "e"),
+        node(kind, "e n", "y"),
+    ]
+    constants = {"w": W, "c": random_array(1, 3, 1, 1), "m": random_array(36, 4)}
+    constants["n"] = random_array(1, 4)
+    network = read_onnx(save_model(tmp_path / "net.onnx", nodes, IMAGE, constants))
+    assert kinds(network) == ["Input", "Conv2d", "Reshape", "Linear"]
+    sign = -1 if subtract else 1
+    for position, name in ((1, "c"), (3, "n")):
+        bias = network.graph.nodes[position].op.bias.numpy()
+        assert np.array_equal(bias, sign * constants[name].reshape(-1))
+    agrees(network)
+
+
+def test_a_layer_that_is_read_twice_keeps_its_addition_apart(tmp_path):
+    nodes = [node("MatMul", "x m", "a"), node("Add", "a n", "b"), node("Sub", "b a", "y")]
+    constants = {"m": random_array(5, 4), "n": random_array(4)}
+    network = read_onnx(save_model(tmp_path / "net.onnx", nodes, (1, 5), constants))
+    assert kinds(network) == ["Input", "Linear", "Shift", "Sub"]
+    agrees(network)
+
+
+ACAS = [
+    node("Sub", "x mean", "a"),
+    node("Flatten", "a", "b"),
+    node("MatMul", "b w", "c"),
+    node("Add", "c v", "d"),
+    node("Relu", "d", "y"),
+]
+
+
+def test_old_files_list_their_constants_as_inputs(tmp_path):
+    constants = {"mean": random_array(1, 1, 1, 5), "w": random_array(5, 6), "v": random_array(6)}
+    path = save_model(tmp_path / "net.onnx", ACAS, (1, 1, 1, 5), constants, opset=8, listed=True)
+    network = read_onnx(path)
+    assert network.input_shape == (1, 1, 5) and network.output_size == 6
+    assert kinds(network) == ["Input", "Shift", "Reshape", "Linear", "Relu"]
+    agrees(network)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_files_without_a_batch_dimension(left, tmp_path):
+    constants = {"w": random_array(4, 3) if left else random_array(3, 4), "v": random_array(4)}
+    nodes = [
+        node("MatMul", "w x" if left else "x w", "a"),
+        node("Add", "a v", "b"),
+        node("Relu", "b"),
+    ]
+    network = read_onnx(save_model(tmp_path / "net.onnx", nodes, (3,), constants))
+    assert network.input_shape == (3,)
+    assert kinds(network) == ["Input", "Linear", "Relu"]
+    agrees(network)
+
+
+def test_rows_of_a_matrix_and_a_constant_from_the_left(tmp_path):
+    nodes = [
+        node("Gemm", "x w v", "a"),  # x has four rows and no batch
+        node("Relu", "a", "b"),
+        node("MatMul", "m b", "c"),
+        node("Transpose", "c", "y"),
+    ]
+    constants = {"w": random_array(3, 5), "v": random_array(5), "m": random_array(2, 4)}
+    network = read_onnx(save_model(tmp_path / "net.onnx", nodes, (4, 3), constants))
+    assert network.input_shape == (4, 3) and network.output_size == 10
+    agrees(network)
+
+
+def test_shapes_computed_as_torch_exports_them(tmp_path):
+    nodes = [
+        node("Relu", "x", "a"),
+        node("Shape", "a", "s"),
+        node("Gather", "s zero", "n", axis=0),
+        node("Constant", "", "minus", value_ints=[-1]),
+        node("Unsqueeze", "n axes", "u"),
+        node("Concat", "u minus", "target", axis=0),
+        node("Reshape", "a target", "b"),
+        node("Gemm", "b w", "y"),
+    ]
+    constants = {"zero": ints(0), "axes": ints([0]), "w": random_array(60, 3)}
+    network = read_onnx(save_model(tmp_path / "net.onnx", nodes, ("n", 2, 6, 5), constants))
+    assert network.batched
+    assert kinds(network) == ["Input", "Relu", "Reshape", "Linear"]
+    agrees(network)
+
+
+def test_a_free_batch_that_the_network_does_not_support(tmp_path):
+    """A reshape to one row mixes the samples of a batch; each sample is run on its own then."""
+    nodes = [node("Reshape", "x s", "a"), node("MatMul", "a w", "y")]
+    constants = {"s": ints([1, 4]), "w": random_array(4, 2)}
+    network = read_onnx(save_model(tmp_path / "net.onnx", nodes, ("n", 2, 2), constants))
+    assert not network.batched
+    agrees(network)
+
+
+def test_float64(tmp_path):
+    constants = {"w": np.random.default_rng(0).normal(size=(5, 4))}
+    nodes = [node("MatMul", "x w", "a"), node("Tanh", "a", "b"), node("Clip", "b - h", "y")]
+    constants["h"] = np.array(0.1)
+    path = save_model(tmp_path / "n.onnx", nodes, (1, 5), constants, kind=TensorProto.DOUBLE)
+    network = read_onnx(path)
+    assert network.dtype == torch.float64
+    assert network.graph.nodes[1].op.weight.dtype == torch.float64
+    assert agrees(network).dtype == torch.float64
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_chains_of_operators(seed, tmp_path):
+    chain = RandomChain(seed)
+    while len(chain.nodes) < 8:
+        chain.step()
+    network = read_onnx(chain.save(tmp_path / "net.onnx"))
+    assert network.output_size == np.prod(chain.shape)
+    x = scattered(network.input_shape)
+    found, expected = network.graph(x), network.run(x)
+    assert torch.allclose(found, expected, rtol=1e-3, atol=float(1e-4 * expected.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("operator", "field", "value"),
+    [("LeakyRelu", "slope", 0.01), ("BatchNormalization", "epsilon", 1e-5)],
+)
+def test_defaults_are_numbers_of_single_precision(operator, field, value, tmp_path):
+    """Bounds in float64 must be those of the number that onnxruntime uses."""
+    constants = {name: np.ones(5, np.float32) for name in "abcd"} if field == "epsilon" else {}
+    path = tmp_path / "net.onnx"
+    save_model(path, [node(operator, " ".join(["x", *constants]))], (1, 5), constants)
+    assert getattr(read_onnx(path).graph.nodes[1].op, field) == float(np.float32(value))
+
+
+class Mixed(nn.Module):
+    """Most of what torch exports, with shapes computed from shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2)
+        )
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.LeakyReLU(0.1))
+        self.skip = nn.Conv2d(4, 4, 1, stride=2)
+        self.pool = nn.Sequential(nn.MaxPool2d(2), nn.ZeroPad2d((1, 0, 0, 1)), nn.AvgPool2d(2))
+        self.end = nn.Sequential(nn.Linear(16, 8), nn.Sigmoid(), nn.Linear(8, 5), nn.Tanh())
+
+    def forward(self, x):
+        x = self.first((x - 0.5) / 0.25)
+        x = self.pool(torch.cat([self.second(x) + self.skip(x), self.skip(x)[:, 1:3]], 1)[:, :4])
+        x = x.permute(0, 2, 3, 1).reshape(x.shape[0], -1)
+        return self.end(x[:, :16].clamp(-0.75, 2.0)) * 3
+
+
+@pytest.mark.parametrize(("opset", "free"), [(9, False), (11, True), (13, False), (17, True)])
+def test_what_torch_exports(opset, free, tmp_path):
+    torch.manual_seed(0)
+    module = Mixed()
+    module(torch.rand(16, 3, 16, 16))  # for statistics of BatchNorm
+    options = {"opset_version": opset, "input_names": ["x"], "do_constant_folding": free}
+    if free:
+        options["dynamic_axes"] = {"x": {0: "batch"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = export_module(module, (3, 16, 16), tmp_path / "net.onnx", **options)
+    network = read_onnx(path)
+    x = torch.rand(4, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.allclose(network.graph(x), module(x), atol=1e-5)
+    assert network.batched is free
+    agrees(network)
+
+
+def test_what_we_export(tmp_path):
+    torch.manual_seed(0)
+    module = nets.build("mlp", (1, 4, 4), 10, width=4, normalize=(0.1, 0.3))
+    nets.export_onnx(module, (1, 4, 4), tmp_path / "net.onnx")
+    network = read_onnx(tmp_path / "net.onnx")
+    x = torch.rand(2, 1, 4, 4)
+    with torch.no_grad():
+        assert torch.allclose(network.graph(x), module.eval()(x), atol=1e-5)
+
+
+def test_compressed_files(tmp_path):
+    path = save_model(tmp_path / "net.onnx", [node("Relu", "x")], (1, 5))
+    packed = tmp_path / "net.onnx.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert kinds(read_onnx(packed)) == ["Input", "Relu"]
+
+
+def test_random_state_and_threads(tmp_path):
+    path = save_model(tmp_path / "net.onnx", [node("Relu", "x")], (1, 5))
+    state = torch.get_rng_state()
+    network = read_onnx(path)
+    assert torch.equal(torch.get_rng_state(), state)
+    options = network.session.get_session_options()
+    assert options.intra_op_num_threads == torch.get_num_threads()
+
+
+def vnncomp_networks() -> list[str]:
+    if not VNNCOMP.exists():
+        return []
+    with (VNNCOMP / "instances.csv").open() as file:
+        return sorted({row["onnx"] for row in csv.DictReader(file)})
+
+
+@pytest.mark.skipif(not VNNCOMP.exists(), reason="no competition files here")
+@pytest.mark.parametrize("name", vnncomp_networks())
+def test_networks_of_the_competition(name):
+    network = read_onnx(VNNCOMP / name)
+    agrees(network)
+    assert {"Linear", "Relu"} <= set(kinds(network))
+    stored = {
+        numpy_helper.to_array(t).astype(np.float32).tobytes()
+        for t in onnx.load(VNNCOMP / name).graph.initializer
+    }
+    biases = [n.op.bias for n in network.graph.nodes if isinstance(n.op, ops.Linear)]
+    assert all(b is None or b.numpy().tobytes() in stored for b in biases)
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def refused(path: Path, *fragments: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_onnx(path)
+    message = str(caught.value)
+    assert "\n" not in message and str(path) in message
+    for fragment in fragments:
+        assert fragment in message
+
+
+def test_every_unsupported_operator_is_named_at_once(tmp_path):
+    nodes = [
+        node("Erf", "x", "a"),
+        node("Softmax", "a", "b"),
+        node("Relu", "b", "c"),
+        node("Erf", "c", "y"),
+        node("Exp", "x", "unused"),
+    ]
+    path = save_model(tmp_path / "net.onnx", nodes, (1, 5))
+    refused(path, "Erf (Erf_a, Erf_y); Softmax (Softmax_b)")
+    with pytest.raises(UserError) as caught:
+        read_onnx(path)
+    assert "Relu" not in str(caught.value) and "Exp" not in str(caught.value)
+
+
+REFUSED = {
+    "product": ([node("Mul", "x x")], {}, "Mul (Mul_y: product of two values"),
+    "quotient": ([node("Div", "c x")], {"c": random_array(5)}, "division by a value"),
+    "zero": ([node("Div", "x c")], {"c": np.zeros(5, np.float32)}, "division by zero"),
+    "nan": ([node("Add", "x c")], {"c": np.full(5, np.nan, np.float32)}, "infinite or NaN"),
+    "slopes": ([node("PRelu", "x c")], {"c": random_array(5)}, "several slopes"),
+    "negative slope": ([node("LeakyRelu", "x", alpha=-0.1)], {}, "slope -0.1"),
+    "backwards": (
+        [node("Slice", "x s e a t")],
+        {"s": ints([4]), "e": ints([0]), "a": ints([1]), "t": ints([-1])},
+        "slices that run backwards",
+    ),
+    "repeated": ([node("Add", "x c")], {"c": random_array(3, 5)}, "is repeated to (3, 5)"),
+    "constant": ([node("Add", "c c")], {"c": random_array(3)}, "does not depend on the input"),
+    "conv 1d": (
+        [node("Unsqueeze", "x a", "z"), node("Conv", "z w")],
+        {"a": ints([1]), "w": random_array(2, 1, 3)},
+        "a convolution over 1 dimensions",
+    ),
+    "reflection": ([node("Pad", "x p", mode="reflect")], {"p": ints([0, 1, 0, 1])}, "mode=reflect"),
+    "random": (
+        [node("RandomNormal", "", "r", shape=[1, 5]), node("Add", "x r")],
+        {},
+        "random numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_expressed(name, tmp_path):
+    nodes, constants, fragment = REFUSED[name]
+    refused(save_model(tmp_path / "net.onnx", nodes, (1, 5), constants), fragment)
+
+
+def test_an_operator_of_somebody_else(tmp_path):
+    path = save_model(tmp_path / "net.onnx", [node("Gelu", "x", domain="com.microsoft")], (1, 5))
+    model = onnx.load(path)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, path)
+    refused(path, "com.microsoft.Gelu (Gelu_y)")
+
+
+@pytest.mark.parametrize("shape", [("n",), (1, "m"), ()])
+def test_inputs_without_a_fixed_shape(shape, tmp_path):
+    refused(save_model(tmp_path / "net.onnx", [node("Relu", "x")], shape), "no fixed shape")
+
+
+def test_two_inputs_and_two_outputs(tmp_path):
+    path = save_model(tmp_path / "net.onnx", [node("Relu", "x")], (1, 5))
+    model = onnx.load(path)
+    model.graph.output.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 5]))
+    onnx.save(model, path)
+    refused(path, "expected one output, got 2: y, x")
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 5]))
+    onnx.save(model, path)
+    refused(path, "expected one input, got 2: x, z")
+
+
+def test_integer_networks(tmp_path):
+    path = save_model(tmp_path / "n.onnx", [node("Relu", "x")], (1, 5), kind=TensorProto.INT32)
+    refused(path, "must be of type float32 or float64")
+
+
+def test_old_opsets(tmp_path):
+    path = save_model(tmp_path / "net.onnx", [node("Relu", "x")], (1, 5))
+    model = onnx.load(path)
+    model.opset_import[0].version = 6
+    onnx.save(model, path)
+    refused(path, "opset 6", "opset 7 or later")
+
+
+def test_damaged_and_missing_files(tmp_path):
+    path = tmp_path / "net.onnx"
+    refused(path, "cannot read", "No such file")
+    refused(tmp_path, "cannot read")
+    for content in (b"", b"no network at all", bytes(range(256)) * 20):
+        path.write_bytes(content)
+        refused(path, "is not an ONNX file")
+    packed = tmp_path / "net.onnx.gz"
+    packed.write_bytes(gzip.compress(b"x" * 1000)[:20])
+    refused(packed, "cannot read")
+    packed.write_bytes(b"no gzip")
+    refused(packed, "cannot read")
+
+
+def test_truncated_files(tmp_path):
+    constants = {"w": random_array(50, 40)}
+    whole = save_model(tmp_path / "w.onnx", [node("MatMul", "x w")], (1, 50), constants)
+    content = whole.read_bytes()
+    path = tmp_path / "net.onnx"
+    for length in range(1, len(content), len(content) // 23):
+        path.write_bytes(content[:length])
+        refused(path)
+
+
+@pytest.mark.parametrize("change", [1.0002, 2.0])
+def test_a_network_that_differs_is_refused(change, tmp_path, monkeypatch):
+    """The check finds a wrong conversion, a small one, too."""
+    constants = {"w": random_array(5, 4)}
+    path = save_model(tmp_path / "net.onnx", [node("MatMul", "x w")], (1, 5), constants)
+    read_onnx(path)
+    convert = onnx_convert.convert
+
+    def convert_wrongly(*arguments):
+        return convert(*arguments).map_tensors(lambda t: t * change)
+
+    monkeypatch.setattr(onnx_import, "convert", convert_wrongly)
+    refused(path, "differs from onnxruntime by")
+
+
+def test_a_difference_at_large_inputs_only_is_refused(tmp_path, monkeypatch):
+    low, high = np.array(-40, np.float32), np.array(40, np.float32)
+    path = save_model(tmp_path / "n.onnx", [node("Clip", "x l h")], (1, 5), {"l": low, "h": high})
+    monkeypatch.setitem(onnx_convert.CONVERTERS, "Clip", lambda build, call: call.value())
+    refused(path, "differs from onnxruntime by")
+
+
+def test_networks_that_are_never_finite(tmp_path):
+    nodes = [node("Mul", "x big", "a"), node("Add", "a most", "b"), node("Mul", "b big")]
+    constants = {
+        "big": np.full(5, 3e38, np.float32),
+        "most": np.full(5, 3e38, np.float32),
+    }
+    refused(save_model(tmp_path / "net.onnx", nodes, (1, 5), constants), "infinite or NaN outputs")
+
+
+def test_runs_need_fitting_samples(tmp_path):
+    network = read_onnx(save_model(tmp_path / "net.onnx", [node("Relu", "x")], ("n", 5)))
+    assert network.run(torch.zeros(3, 5)).shape == (3, 5)
+    assert network.run(torch.zeros(0, 5)).shape == (0, 5)
+    with pytest.raises(UserError, match="cannot run"):
+        network.run(torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
+def test_missing_packages(package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=package) as caught:
+        read_onnx(tmp_path / "net.onnx")
+    assert "pip install 'tightrope[onnx]'" in str(caught.value)
+
+
+def test_importing_needs_no_onnx():
+    code = (
+        "import sys, tightrope.nets.onnx_import;"
+        "sys.exit(any(name.split('.')[0] in ('onnx', 'onnxruntime') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
