@@ -26,18 +26,19 @@ from commands import (
 
 TIMES = ("seconds", "times")
 CERTIFY = ("certify", "run", "--samples", "1000", "--eps", "0.03", "--steps", "30")
+CERTIFY = (*CERTIFY, "--stages", "ibp,attack")
 
 
 # --- processes ------------------------------------------------------------------------------------
 
 
-def process_stat(pid: int) -> tuple[str, int, str] | None:
-    """Return state, parent and starting time of a process, or None if there is none."""
+def process_stat(pid: int) -> tuple[str, int, str, int] | None:
+    """Return state, parent, starting time and computing time, or None if there is no process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return fields[0], int(fields[1]), fields[19]
+    return fields[0], int(fields[1]), fields[19], int(fields[11]) + int(fields[12])
 
 
 def children(parent: int) -> dict[int, str]:
@@ -62,11 +63,24 @@ def workers(parent: int) -> list[int]:
     return sorted(found)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def busiest(processes: list[int]) -> int:
+    """Return the process that has computed most: once there are records, it has a batch."""
+    stats = {pid: process_stat(pid) for pid in processes}
+    return max(processes, key=lambda pid: stat[3] if (stat := stats[pid]) else 0)
+
+
+def wait_for(condition: Callable[[], bool], pid: int | None = None) -> None:
+    """Wait for something that is to happen while a process lives."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
+        assert pid is None or is_alive(pid), "it ended too early"
         time.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    stat = process_stat(pid)
+    return stat is not None and stat[0] != "Z"
 
 
 def wait_until_gone(processes: dict[int, str]) -> None:
@@ -146,7 +160,7 @@ def at_the_start(dice: random.Random) -> Callable[[int], None]:
     """While the workers import torch."""
 
     def moment(pid: int) -> None:
-        wait_for(lambda: bool(workers(pid)))
+        wait_for(lambda: bool(workers(pid)), pid)
         time.sleep(dice.uniform(0.0, 1.0))
 
     return moment
@@ -157,7 +171,7 @@ def after_progress(run: Path, dice: random.Random) -> Callable[[int], None]:
     before = lines(run)
 
     def moment(pid: int) -> None:
-        wait_for(lambda: lines(run) > before)
+        wait_for(lambda: lines(run) > before, pid)
         time.sleep(dice.uniform(0.0, 0.1))
 
     return moment
@@ -175,7 +189,7 @@ def test_workers_do_not_finish_their_batch_for_a_dead_parent(commands: Commands,
     """The attack would take hours, and until it is over there is nothing to send."""
     endless = ("--steps", "100000000", "--jobs", "2")
     running = commands.start(*CERTIFY, *endless, cwd=run.parent)
-    wait_for(lambda: lines(run) > 0)
+    wait_for(lambda: lines(run) > 0, running.pid)
     family = children(running.pid)
     assert len(workers(running.pid)) == 2
     running.kill()
@@ -205,10 +219,9 @@ def test_one_worker_killed(
 ) -> None:
     """One line says which samples it had; what the other one found is kept."""
     running = commands.start(*CERTIFY, "--jobs", "2", cwd=run.parent)
-    wait_for(lambda: lines(run) > 0)
+    wait_for(lambda: lines(run) > 0, running.pid)
     family = children(running.pid)
-    victim = workers(running.pid)[0]
-    os.kill(victim, signal.SIGKILL)
+    os.kill(busiest(workers(running.pid)), signal.SIGKILL)
     outcome = running.wait()
     assert outcome is not None
     assert_refused(outcome, "worker", "signal 9", "samples ", "again")
@@ -223,7 +236,7 @@ def test_a_worker_killed_before_it_began(
     commands: Commands, run: Path, clean: tuple[Any, Any, dict[str, bytes]]
 ) -> None:
     running = commands.start(*CERTIFY, "--jobs", "2", cwd=run.parent)
-    wait_for(lambda: len(workers(running.pid)) == 2)
+    wait_for(lambda: len(workers(running.pid)) == 2, running.pid)
     family = children(running.pid)
     os.kill(workers(running.pid)[1], signal.SIGKILL)
     outcome = running.wait()
@@ -237,7 +250,7 @@ def test_ctrl_c_in_a_terminal(
     commands: Commands, run: Path, clean: tuple[Any, Any, dict[str, bytes]]
 ) -> None:
     """A terminal interrupts the workers, too: still one line, 130, and nobody left."""
-    interrupt(run, lambda pid: wait_for(lambda: lines(run) > 0))
+    interrupt(run, lambda pid: wait_for(lambda: lines(run) > 0, pid))
     assert 0 < lines(run) < 1000
     finish(commands, run, 1, clean)
 

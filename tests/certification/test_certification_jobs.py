@@ -42,7 +42,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def certify(run: Run, **options: Any) -> tr.Certification:
-    return tr.certify(run, **{"steps": 10, "restarts": 2, **options})
+    defaults = {"stages": ("ibp", "attack", "bab"), "steps": 10, "restarts": 2}
+    return tr.certify(run, **{**defaults, **options})
 
 
 def timeless(value: Any) -> Any:
@@ -289,7 +290,7 @@ def test_workers_start_without_the_callers_script_and_without_interrupts() -> No
 
 def test_a_task_travels_with_its_weights(certifiable: Run) -> None:
     module, architecture = certifiable.network()
-    settings = {"stages": ["ibp"], "steps": 1, "restarts": 1, "seed": 0}
+    settings = {"stages": ["ibp"], "steps": 1, "restarts": 1, "timeout": 1.0, "seed": 0}
     task = workers.Task(
         certifiable, module, architecture.input_shape, certifiable.settings().eps, settings
     )

@@ -39,7 +39,8 @@ EXPECTED = {
 
 
 def certify(run: Run, **options: Any) -> tr.Certification:
-    return tr.certify(run, **{"steps": 10, "restarts": 2, **options})
+    defaults = {"stages": ("ibp", "attack"), "steps": 10, "restarts": 2}
+    return tr.certify(run, **{**defaults, **options})
 
 
 def lines(run: Run) -> list[dict[str, Any]]:
@@ -159,7 +160,7 @@ def test_a_radius_of_ones_own_is_used_and_stored(certifiable: Run) -> None:
     summary = certify(certifiable, eps="1/1000")
     assert summary.settings["eps"] == "0.001"
     assert (summary.falsified, summary.settings["samples"]) == (2, 10)
-    assert tr.certify(certifiable, eps=0.001, steps=10, restarts=2).falsified == 2
+    assert certify(certifiable, eps=0.001).falsified == 2
 
 
 @pytest.mark.parametrize("batch", [1, 3, 4, 10, 250])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tightrope.box import Box
 from tightrope.domains import linear, magnitudes
 from tightrope.domains.alpha import optimize_slopes
+from tightrope.domains.coefficients import Coefficients
 from tightrope.domains.crown import Effort, Relaxation, relax
 from tightrope.graph import Graph, ops, trace
 
@@ -201,8 +202,7 @@ def test_an_output_that_ignores_the_input() -> None:
     graph = trace(nn.Sequential(layer, nn.ReLU(), nn.Linear(2, 1).double()), (2,)).detach()
     box = Box.ball(torch.rand(1, 2, dtype=torch.float64), 0.5)
     found = relax(graph, box, effort=EFFORTS["alpha"], rounding=EPS)
-    lower = found.lower(1, output_rows(Relaxation(Graph(graph.nodes[:2]), *([{0: box}, {}, 0.0])),
-                                       torch.eye(2, dtype=torch.float64)))
+    lower = found.lower(1, Coefficients(torch.eye(2, dtype=torch.float64), None))
     assert torch.allclose(lower, layer.bias.detach(), atol=1e-12)
     assert torch.allclose(found.boxes[3].lower, graph(box.lower), atol=1e-12)
 

@@ -47,12 +47,9 @@ def dense() -> tuple[nn.Module, tuple[int, ...]]:
 def conv() -> tuple[nn.Module, tuple[int, ...]]:
     norm = nn.BatchNorm2d(2)
     nn.init.uniform_(norm.bias, -0.5, 0.5)
-    layers = (nn.Conv2d(1, 2, 2, stride=2, padding=1), norm, nn.AvgPool2d(2), nn.ReLU())
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3)), (
-        1,
-        3,
-        3,
-    )
+    image = (nn.Conv2d(1, 2, 2, stride=2, padding=1), norm, nn.AvgPool2d(2), nn.ReLU())
+    head = (nn.Flatten(), nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
+    return nn.Sequential(*image, *head), (1, 3, 3)
 
 
 def residual() -> tuple[nn.Module, tuple[int, ...]]:
@@ -65,12 +62,9 @@ def leaky() -> tuple[nn.Module, tuple[int, ...]]:
 
 
 def pooled() -> tuple[nn.Module, tuple[int, ...]]:
-    layers = (nn.Conv2d(1, 1, 2), nn.MaxPool2d(2, stride=1, padding=1, ceil_mode=True))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(9, 2), nn.ReLU(), nn.Linear(2, 3)), (
-        1,
-        3,
-        3,
-    )
+    image = (nn.Conv2d(1, 1, 2), nn.MaxPool2d(2, stride=1, padding=1, ceil_mode=True))
+    head = (nn.Flatten(), nn.Linear(9, 2), nn.ReLU(), nn.Linear(2, 3))
+    return nn.Sequential(*image, *head), (1, 3, 3)
 
 
 KINDS = {"dense": dense, "conv": conv, "residual": residual, "leaky": leaky, "pooled": pooled}
@@ -205,7 +199,7 @@ def test_triangle_has_its_known_extremes() -> None:
         assert milp.minimize(encoded(graph, box), sign * row).upper == pytest.approx(exact)
         found = milp.minimize(encoded(graph, box, relaxed=True), sign * row)
         assert found.lower == pytest.approx(relaxed) and found.lower <= relaxed
-    # On [-1, 1] with the input cut to zero by a second neuron the relaxation is visible.
+    # At the single point 0 with loose bounds the relaxation is all that is left of them.
     wide = {0: Box(torch.tensor([[-2.0]]).double(), torch.tensor([[6.0]]).double())}
     point = Box(torch.zeros(1, 1).double(), torch.zeros(1, 1).double())
     found = milp.minimize(Encoding(graph, point, wide, relaxed=True), -row)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tightrope.certification import branching
-from tightrope.domains.crown import Relaxation
+from tightrope.domains.bounded import Relaxation
 from tightrope.domains.leaves import solve_leaf
 from tightrope.domains.reduced import Reduced, reduce
 from tightrope.domains.replay import strict_bounds
@@ -87,7 +87,9 @@ class BranchAndBound:
     ) -> None:
         self.task, self.refute, self.settings, self.cuts = task, refute, settings, cuts
         self.network: Reduced = reduce(task.relaxation, task.matrix, task.offset)
-        self.bounder = Bounder(self.network.float(), None if cuts is None else cuts.float())
+        self.bounder = Bounder(
+            self.network.to(torch.float32), None if cuts is None else cuts.to(torch.float32)
+        )
         self.count = 0
         self.stuck = 0
         self.lowest = float("inf")
@@ -143,22 +145,13 @@ class BranchAndBound:
         promising = (bound > 0).nonzero()[:, 0]
         if len(promising):
             chosen = problems[promising]
-            rows, which = chosen.row.unique(return_inverse=True)
-            weights = torch.eye(len(rows), dtype=torch.float64)[which]
-            strict = self._strict(chosen, weights, rows)
+            strict = strict_bounds(self.network, chosen, cuts=self.cuts)
             good = torch.isfinite(strict) & (strict > 0)
             proved[promising] = good
             if good.any():
                 self.lowest = min(self.lowest, float(strict[good].min()))
             bound[promising[~good]] = 0.0
         return proved
-
-    def _strict(self, problems: Subproblems, weights: Tensor, rows: Tensor) -> Tensor:
-        """Bound combinations of rows, with weights of shape [D, len(rows)]."""
-        matrix, offset = self.task.matrix[rows], self.task.offset[rows]
-        return strict_bounds(
-            self.task.relaxation, self.network, matrix, offset, weights, problems, self.cuts
-        )
 
     def _round(self, pool: _Pool) -> tuple[_Pool, Tensor | None]:
         """Split and bound one batch."""
@@ -211,7 +204,9 @@ class BranchAndBound:
             rows = (self.task.group == group).nonzero()[:, 0]
             leaf = solve_leaf(self.network, replace(one, beta=one.beta.double()), rows)
             # All rows nonpositive make any such combination nonpositive.
-            bound = self._strict(leaf.problem, leaf.weights[None], rows)
+            weights = torch.zeros(1, len(self.task.matrix), dtype=torch.float64)
+            weights[0, rows] = leaf.weights
+            bound = strict_bounds(self.network, leaf.problem, weights, self.cuts)
             if torch.isfinite(bound[0]) and bound[0] > 0:
                 self.lowest = min(self.lowest, float(bound[0]))
                 continue

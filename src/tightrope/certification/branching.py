@@ -16,16 +16,16 @@ RULES = ("intercept", "babsr", "kfsb")
 
 def intercept_scores(bounder: Bounder, problems: Subproblems, view: View) -> Tensor:
     """What the upper lines' intercepts cost the bound: `max(-a, 0) u (-l) / (u - l)`."""
-    score = (-view.coefficients).clamp(min=0) * bounder.network.peak
+    score = (-view.coefficients).clamp(min=0) * bounder.peak
     return torch.where(problems.sign == 0, score, -torch.inf)
 
 
 def babsr_scores(bounder: Bounder, problems: Subproblems, view: View) -> Tensor:
     """BaBSR: the intercept's cost and what the bias of the layer before gains by a split."""
-    network, a = bounder.network, view.coefficients
+    a = view.coefficients
     bias = bounder.bias * a
-    gain = torch.maximum(bias * (network.chord - 1), bias * network.chord)
-    score = (gain + a.clamp(max=0) * network.peak).abs()
+    gain = torch.maximum(bias * (bounder.chord - 1), bias * bounder.chord)
+    score = (gain + a.clamp(max=0) * bounder.peak).abs()
     return torch.where(problems.sign == 0, score, -torch.inf)
 
 

@@ -21,7 +21,8 @@ from tightrope.certification.properties import Samples, Unsafe
 from tightrope.certification.refutation import Fails, Refuter
 from tightrope.certification.subjects import Subject
 from tightrope.domains import milp
-from tightrope.domains.crown import ALPHA, Effort, Relaxation, relax, relaxed
+from tightrope.domains.bounded import Relaxation, relaxed
+from tightrope.domains.crown import ALPHA, Effort, relax
 from tightrope.domains.reduced import reducible
 from tightrope.domains.relaxations import unstable
 
@@ -106,7 +107,7 @@ def branch_and_bound(
     """Decide a problem by splitting ReLUs."""
     deadline = time.monotonic() + timeout
     relaxation = bound_nodes(subject, problem, known)
-    if not reducible(relaxation):
+    if not reducible(relaxation.graph):
         return Answer(False, None, float("nan"), reason="no branching: not a ReLU network")
     unsafe = problem.unsafe
     task = Task(relaxation, unsafe.matrix, unsafe.offset, unsafe.group)

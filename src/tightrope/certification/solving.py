@@ -12,10 +12,13 @@ from tightrope.certification.complete import Problem, bound_nodes, branch_and_bo
 from tightrope.certification.properties import Verdict
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.subjects import Subject
-from tightrope.domains.alpha import optimize_slopes
+from tightrope.domains.alpha import alpha_bounds, optimize_slopes
+from tightrope.domains.bounded import Relaxation
 from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import ALPHA, Relaxation
-from tightrope.domains.reduced import reducible
+from tightrope.domains.crown import ALPHA, Effort
+from tightrope.domains.magnitudes import largest
+from tightrope.domains.reduced import reduce, reducible
+from tightrope.domains.relaxations import unstable
 from tightrope.precision import full_precision
 
 ATTACK_STEPS = 50
@@ -61,7 +64,7 @@ def _solve(subject: Subject, problem: Problem, started: float, timeout: float) -
     if point is not None:
         return answer(Verdict.FALSIFIED, "attack", counterexample=point)
     relaxation = bound_nodes(subject, problem, None)
-    if not reducible(relaxation):
+    if not reducible(subject.exact):
         return _incomplete(problem, refuter, relaxation, answer, started + timeout)
     known = {**relaxation.boxes}
     left = timeout - (time.monotonic() - started)
@@ -98,19 +101,34 @@ def _incomplete(
     return answer(Verdict.UNKNOWN, "alpha", bound=worst, reason=reason)
 
 
-def best_bounds(relaxation: Relaxation, matrix: Tensor, *, iterations: int | None = None) -> Tensor:
-    """Return lower bounds of `matrix @ output` with optimised slopes, for batch size 1."""
-    shape = (len(matrix), *relaxation.graph.output_shape)
-    rows = Coefficients(matrix.view(shape), None)
+def best_bounds(relaxation: Relaxation, matrix: Tensor, *, effort: Effort = ALPHA) -> Tensor:
+    """Return strict lower bounds of `matrix @ output` with optimised slopes, for batch size 1."""
+    assert effort.iterations
+    zero = matrix.new_zeros(len(matrix))
+    if reducible(relaxation.graph) and _reduction_fits(relaxation, effort):
+        network = reduce(relaxation, matrix, zero)
+        return alpha_bounds(network, iterations=effort.iterations, rate=effort.rate, threshold=0.0)[
+            0
+        ]
+    rows = Coefficients(matrix.view(len(matrix), *relaxation.graph.output_shape), None)
     slopes = optimize_slopes(
         relaxation.rough,
         relaxation.output,
         rows.like(rows.values.float()),
-        iterations=ALPHA.iterations or 0 if iterations is None else iterations,
-        rate=ALPHA.rate,
+        iterations=effort.iterations,
+        rate=effort.rate,
+        threshold=0.0,
     )
     exact = {i: t.to(matrix.dtype) for i, t in slopes.items()}
     bounds = relaxation.lower(relaxation.output, rows, slopes=exact)
     # The rows may have been rounded to float64.
-    output = torch.maximum(*(t.abs() for t in relaxation.boxes[relaxation.output].corners))
+    output = largest(relaxation.boxes[relaxation.output])
     return bounds - 4 * relaxation.rounding * (matrix.abs() @ output.flatten())
+
+
+def _reduction_fits(relaxation: Relaxation, effort: Effort) -> bool:
+    nodes = relaxation.graph.nodes
+    neurons = sum(
+        int(unstable(relaxation.boxes[nodes[i].inputs[0]]).sum()) for i in relaxation.lines
+    )
+    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons) <= effort.memory

@@ -17,11 +17,12 @@ from tightrope.attacks import strong_attack, worst_margin
 from tightrope.box import Box
 from tightrope.certification import complete
 from tightrope.certification.properties import Samples, Unsafe
+from tightrope.certification.solving import best_bounds
 from tightrope.certification.subjects import Subject
 from tightrope.domains import interval
-from tightrope.domains.alpha import optimize_slopes
+from tightrope.domains.bounded import Relaxation
 from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import ALPHA, CROWN_IBP, Effort, Relaxation, relax
+from tightrope.domains.crown import ALPHA, CROWN_IBP, relax
 
 ROUNDING = torch.finfo(torch.float64).eps
 # Neurons whose bounds are held at a time.
@@ -101,15 +102,14 @@ def crown_ibp_stage(subject: Subject, samples: Samples, settings: StageSettings)
 def alpha_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
     """Prove by linear bounds of all layers with optimised slopes."""
     worst, bounds = [], []
-    for part in _parts(subject, samples):
-        effort = replace(ALPHA, work=ALPHA.work * len(part))
-        relaxation = relax(subject.exact, part.ball.outer(), effort=effort, rounding=ROUNDING)
-        worst.append(_worst(relaxation, part, effort))
-        bounds += [relaxation.known(i) for i in range(len(part))]
-    findings = _proofs(torch.cat(worst))
-    still_open = (~findings.verified).tolist()
-    kept = tuple(b if needed else None for b, needed in zip(bounds, still_open, strict=True))
-    return replace(findings, bounds=kept)
+    for i in range(len(samples)):
+        alone = samples.select(torch.tensor([i], device=samples.labels.device))
+        relaxation = relax(subject.exact, alone.ball.outer(), effort=ALPHA, rounding=ROUNDING)
+        unsafe = complete.robustness(subject, alone).unsafe
+        margin = best_bounds(relaxation, unsafe.matrix).amin()
+        worst.append(margin)
+        bounds.append(None if margin > 0 else relaxation.known(0))
+    return replace(_proofs(torch.stack(worst)), bounds=tuple(bounds))
 
 
 def _parts(subject: Subject, samples: Samples) -> list[Samples]:
@@ -119,26 +119,14 @@ def _parts(subject: Subject, samples: Samples) -> list[Samples]:
     return [samples.select(part) for part in order.split(max(1, NEURONS // size))]
 
 
-def _worst(relaxation: Relaxation, samples: Samples, effort: Effort | None = None) -> Tensor:
+def _worst(relaxation: Relaxation, samples: Samples) -> Tensor:
     """Return strict lower bounds on the worst margin of each sample."""
     classes = relaxation.graph.output_shape[0]
     device = samples.labels.device
     unsafe = [Unsafe.misclassification(int(y), classes, device) for y in samples.labels]
-    matrix = torch.cat([u.matrix for u in unsafe])
     owner = torch.arange(len(samples), device=device).repeat_interleave(classes - 1)
-    rows = Coefficients(matrix, owner)
-    slopes = None
-    if effort is not None and effort.iterations:
-        rough = optimize_slopes(
-            relaxation.rough,
-            relaxation.output,
-            rows.like(matrix.float()),
-            iterations=effort.iterations,
-            rate=effort.rate,
-            threshold=0.0,
-        )
-        slopes = {i: t.double() for i, t in rough.items()}
-    bounds = relaxation.lower(relaxation.output, rows, slopes=slopes)
+    rows = Coefficients(torch.cat([u.matrix for u in unsafe]), owner)
+    bounds = relaxation.lower(relaxation.output, rows)
     return bounds.view(len(samples), classes - 1).amin(1)
 
 

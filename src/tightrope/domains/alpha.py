@@ -4,24 +4,51 @@ The gradient is exact and in closed form. The bound of a row is attained at one 
 box; pushing that corner forward through the lines that the row uses gives the value h that each
 activation sees, and the derivative with respect to a lower slope is `max(a, 0) h`, where `a` is
 the coefficient that arrived there. One pass back, one pass forward, no autograd.
+
+`alpha_bounds` does so on a reduced network, `optimize_slopes` on the network itself: the way for
+networks with too many unstable neurons to be reduced.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tightrope.domains.ascent import Ascent, Parameter
+from tightrope.domains.bounded import Relaxation
 from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.linear import Form, backward
+from tightrope.domains.linear import Form
+from tightrope.domains.reduced import Reduced
 from tightrope.domains.relaxations import free_slopes
+from tightrope.domains.replay import strict_bounds
+from tightrope.domains.splits import Bounder, Subproblems, join
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 
-if TYPE_CHECKING:
-    from tightrope.domains.crown import Relaxation
+
+def alpha_bounds(
+    network: Reduced,
+    *,
+    iterations: int,
+    rate: float,
+    threshold: float = float("inf"),
+    memory: int = 1 << 29,
+) -> tuple[Tensor, Subproblems]:
+    """Return strict lower bounds of all rows of a reduced network, and the slopes behind them.
+
+    Rows whose bound exceeds the threshold are not improved any further.
+    """
+    bounder = Bounder(network.to(torch.float32))
+    per_row = 4 * (16 * network.size + 3 * network.rows.outer.shape[1])
+    order = torch.arange(len(network.rows), device=network.lower.device)
+    bounds, slopes = [], []
+    for part in order.split(max(1, memory // per_row)):
+        _, problems = bounder.improve(
+            bounder.root(part), iterations=iterations, alpha_rate=rate, threshold=threshold
+        )
+        bounds.append(strict_bounds(network, problems))
+        slopes.append(problems)
+    return torch.cat(bounds), join(slopes)
 
 
 def optimize_slopes(
@@ -45,43 +72,37 @@ def optimize_slopes(
         if i in before
         and free_slopes(graph.nodes[i].op, relaxation.boxes[graph.nodes[i].inputs[0]]) is not None
     ]
-    start = {i: rows.take(relaxation.lines[i].lower_slope) for i in places}
     count = len(rows.values)
+    start = {i: rows.take(relaxation.lines[i].lower_slope) for i in places}
     start = {i: t.expand(count, *t.shape[1:]).clone() for i, t in start.items()}
     if not places or any(isinstance(graph.nodes[i].op, ops.MaxPool) for i in before):
         return start
-    ascent = Ascent([Parameter(start[i], rate, *_limits(graph.nodes[i].op)) for i in places])
+    ascent = Ascent({i: Parameter(start[i], rate, *_limits(graph.nodes[i].op)) for i in places})
     kept = {i: t.clone() for i, t in start.items()}
     alive = torch.arange(count, device=rows.values.device)
     for iteration in range(iterations + 1):
-        slopes = {i: p.values for i, p in zip(places, ascent.parameters, strict=True)}
-        form = backward(
-            graph, target, rows, relaxation.lines, boxes=relaxation.boxes, slopes=slopes
-        )
-        ascent.record(form.minimum(relaxation.boxes[0]))
+        slopes = {i: p.values for i, p in ascent.parameters.items()}
+        form = relaxation.pull(target, rows, slopes=slopes)
+        ascent.record(form.minimum(relaxation.box))
+        if iteration == iterations:
+            break
+        seen = forward(relaxation, target, form, slopes)
+        ascent.step({i: form.passed[i].values.clamp(min=0) * seen[i] for i in places})
         if threshold is not None and (ascent.bound > threshold).any():
+            for i, best in ascent.best.items():
+                kept[i][alive] = best
             going = (ascent.bound <= threshold).nonzero()[:, 0]
-            _store(kept, places, alive, ascent)
             alive, rows = alive[going], select_rows(rows, going)
             ascent.select(going)
             if not len(alive):
                 return kept
-            continue
-        if iteration == iterations:
-            break
-        seen = forward(relaxation, target, form, slopes)
-        ascent.step([form.passed[i].values.clamp(min=0) * seen[i] for i in places])
-    _store(kept, places, alive, ascent)
+    for i, best in ascent.best.items():
+        kept[i][alive] = best
     return kept
 
 
 def _limits(op: ops.Op) -> tuple[float, float]:
     return (op.slope if isinstance(op, ops.LeakyRelu) else 0.0, 1.0)
-
-
-def _store(kept: dict[int, Tensor], places: list[int], alive: Tensor, ascent: Ascent) -> None:
-    for i, best in zip(places, ascent.best, strict=True):
-        kept[i][alive] = best
 
 
 def select_rows(rows: Coefficients, index: Tensor) -> Coefficients:
@@ -95,14 +116,12 @@ def forward(
     """Push each row's minimiser forward through the lines it uses; return what activations see."""
     graph = relaxation.graph
     before = ancestors(graph, target)
-    values: dict[int, Tensor] = {0: form.minimizer(relaxation.boxes[0])}
+    values: dict[int, Tensor] = {0: form.minimizer(relaxation.box)}
     seen: dict[int, Tensor] = {}
-    for i in sorted(before - {0}):
+    for i in sorted(before - {0, target}):
         node = graph.nodes[i]
         inputs = [values[j] for j in node.inputs]
         if i not in relaxation.lines:
-            if i == target:
-                break
             values[i] = POINT_RULES[type(node.op)](node.op, *inputs)
             continue
         line, a, h = relaxation.lines[i], form.passed[i], inputs[0]
@@ -123,14 +142,3 @@ def ancestors(graph: Graph, target: int) -> set[int]:
         if i in found:
             found.update(graph.nodes[i].inputs)
     return found
-
-
-def work_per_row(graph: Graph, target: int) -> int:
-    """Return the multiply-adds of pulling one dense row back from a node."""
-    total = 0
-    for i in ancestors(graph, target):
-        op, size = graph.nodes[i].op, torch.Size(graph.nodes[i].shape).numel()
-        if isinstance(op, ops.Linear | ops.Conv2d):
-            total += size * op.weight[0].numel()
-        total += size
-    return total

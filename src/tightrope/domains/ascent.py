@@ -6,11 +6,14 @@ likes. What it returns is the best bound each row had *and the parameters that g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass
@@ -23,35 +26,36 @@ class Parameter:
     high: float | None = None
 
 
-class Ascent:
-    """The state of Adam for some parameters of a batch of rows."""
+class Ascent(Generic[K]):
+    """The state of Adam for some named parameters of a batch of rows."""
 
-    def __init__(self, parameters: Sequence[Parameter], *, decay: float = 0.98) -> None:
+    def __init__(self, parameters: dict[K, Parameter], *, decay: float = 0.98) -> None:
         self.parameters = parameters
-        self.first = [torch.zeros_like(p.values) for p in parameters]
-        self.second = [torch.zeros_like(p.values) for p in parameters]
+        self.first = {k: torch.zeros_like(p.values) for k, p in parameters.items()}
+        self.second = {k: torch.zeros_like(p.values) for k, p in parameters.items()}
         self.count, self.decay, self.factor = 0, decay, 1.0
-        rows = parameters[0].values
+        rows = next(iter(parameters.values())).values
         self.bound = rows.new_full((len(rows),), -torch.inf)
-        self.best = [p.values.clone() for p in parameters]
+        self.best = {k: p.values.clone() for k, p in parameters.items()}
 
     def record(self, bound: Tensor) -> None:
         """Keep the present parameters of the rows whose bound is their best so far."""
         better = bound > self.bound
         if better.all():
-            for best, p in zip(self.best, self.parameters, strict=True):
-                best.copy_(p.values)
+            for k, p in self.parameters.items():
+                self.best[k].copy_(p.values)
             self.bound = bound
             return
         self.bound = torch.where(better, bound, self.bound)
-        for best, p in zip(self.best, self.parameters, strict=True):
-            best[better] = p.values[better]
+        for k, p in self.parameters.items():
+            self.best[k][better] = p.values[better]
 
-    def step(self, gradients: Sequence[Tensor]) -> None:
+    def step(self, gradients: Mapping[K, Tensor]) -> None:
         """Move all parameters uphill and back into their limits."""
         self.count += 1
         correction = (1 - 0.999**self.count) ** 0.5 / (1 - 0.9**self.count)
-        for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
+        for k, p in self.parameters.items():
+            g, m, v = gradients[k], self.first[k], self.second[k]
             m.lerp_(g, 0.1)
             v.mul_(0.999).addcmul_(g, g, value=0.001)
             size = p.rate * self.factor * correction
@@ -60,10 +64,9 @@ class Ascent:
         self.factor *= self.decay
 
     def select(self, rows: Tensor) -> None:
-        """Go on with some of the rows; call `best` for the others before."""
-        for p in self.parameters:
+        """Go on with some of the rows; read `best` of the others before."""
+        for k, p in self.parameters.items():
             p.values = p.values[rows]
-        self.first = [t[rows] for t in self.first]
-        self.second = [t[rows] for t in self.second]
-        self.best = [t[rows] for t in self.best]
+            for held in (self.first, self.second, self.best):
+                held[k] = held[k][rows]
         self.bound = self.bound[rows]

@@ -129,11 +129,12 @@ class Encoding:
                     f"the layer {nodes[i].name!r} is a {type(op).__name__}, which is not "
                     "piecewise linear: exact verification needs ReLU, LeakyReLU or max pooling"
                 )
+            if not np.isfinite(values[i].error).all():
+                raise UserError(
+                    f"the layer {nodes[i].name!r} computes numbers that are not finite on the box: "
+                    "check the weights of the network"
+                )
         last = values[len(nodes) - 1]
-        if not all(np.isfinite(x.error).all() for x in (last, *(b.inputs for b in self.blocks))):
-            raise UserError(
-                "the network computes numbers that are not finite on the box: check its weights"
-            )
         return Expression(
             widened(last.matrix, self.size), last.constant, last.magnitude, last.error
         )

@@ -214,7 +214,7 @@ def _normals(points: Floats) -> Floats:
 
     Qhull works on (|h|, h) instead of (relu(h), h): the same hull in rounder coordinates.
     """
-    from scipy.spatial import ConvexHull, QhullError  # type: ignore[import-untyped]
+    from scipy.spatial import ConvexHull, QhullError
 
     size = points.shape[1]
     coarse = np.unique(np.rint(points / _COARSE_CELL), axis=0) * _COARSE_CELL

@@ -34,11 +34,11 @@ def solve_leaf(network: Reduced, problem: Subproblems, rows: Tensor) -> Leaf:
     """Minimise the largest of some rows over one fully split subproblem (float64)."""
     from scipy.optimize import linprog
 
-    sign = problem.sign[0].to(network.constant)
+    sign = problem.sign[0].to(network.neurons.constant)
     active = (sign > 0).to(sign)
     slope, constant = _linear_neurons(network, active)
-    goal = network.row_outer[rows] + (network.row_inner[rows] * active) @ slope
-    level = network.row_constant[rows] + (network.row_inner[rows] * active) @ constant
+    goal = network.rows.outer[rows] + (network.rows.inner[rows] * active) @ slope
+    level = network.rows.constant[rows] + (network.rows.inner[rows] * active) @ constant
     lower, upper = (t[0] for t in network.box.corners)
     # Variables: x and the largest row t; minimise t.
     above = torch.cat((goal, -torch.ones(len(rows), 1).to(goal)), 1)
@@ -74,10 +74,10 @@ def solve_leaf(network: Reduced, problem: Subproblems, rows: Tensor) -> Leaf:
 
 def _linear_neurons(network: Reduced, active: Tensor) -> tuple[Tensor, Tensor]:
     """Return E and e of `h = E x + e` when the active neurons are known."""
-    slope, constant = network.outer.clone(), network.constant.clone()
+    slope, constant = network.neurons.outer.clone(), network.neurons.constant.clone()
     for layer in network.layers:
         span = layer.span
-        weights = network.inner[span, : span.start] * active[: span.start]
+        weights = network.neurons.inner[span, : span.start] * active[: span.start]
         slope[span] += weights @ slope[: span.start]
         constant[span] += weights @ constant[: span.start]
     return slope, constant
@@ -115,9 +115,9 @@ def _empty_leaf(
     if result.status != 0 or result.fun <= 0:
         return Leaf(float("nan"), None, weights, problem)
     beta = -torch.from_numpy(result.ineqlin.marginals).clamp(max=0)
-    span = (network.row_outer[rows[0]].abs() @ torch.maximum(lower.abs(), upper.abs())).item()
-    size = span + float(network.row_constant[rows[0]].abs()) + 1.0
-    size += float(network.row_inner[rows[0]].abs() @ torch.maximum(network.upper, -network.lower))
+    span = (network.rows.outer[rows[0]].abs() @ torch.maximum(lower.abs(), upper.abs())).item()
+    size = span + float(network.rows.constant[rows[0]].abs()) + 1.0
+    size += float(network.rows.inner[rows[0]].abs() @ torch.maximum(network.upper, -network.lower))
     multiple = 4.0 * size / float(result.fun)
     return Leaf(float("inf"), None, weights, _with_multipliers(problem, beta * multiple))
 

@@ -37,29 +37,16 @@ ACTIVATIONS = (ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh)
 
 
 @dataclass(frozen=True)
-class Extra:
-    """What split and multi-neuron constraints add at an activation, dense and per row.
-
-    `before` is added to the coefficients of the activation's output, `after` to those of its
-    input, `constant` to the bound; `slack` covers the rounding errors made in these three.
-    """
-
-    before: Tensor | None = None
-    after: Tensor | None = None
-    constant: Tensor | None = None
-    slack: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Form:
     """One linear function of the input per row, below the row's value on the box.
 
-    `passed` are the coefficients that arrived at each activation's output, `largest` the most
-    coefficients that a row had on the way.
+    `slack` is by how much rounding errors may have moved it. `passed` are the coefficients that
+    arrived at each activation's output, `largest` the most that a row had on the way.
     """
 
     coefficients: Coefficients
     constant: Tensor
+    slack: Tensor
     passed: dict[int, Coefficients]
     largest: int
 
@@ -72,7 +59,8 @@ class Form:
         below = a.like(a.values.clamp(min=0)).dot(box.lower)
         above = a.like(a.values.clamp(max=0)).dot(box.upper)
         size = a.like(a.values.abs()).dot(torch.maximum(box.lower.abs(), box.upper.abs()))
-        loose = growth(a.values[0].numel() + 4, rounding) * (size + self.constant.abs())
+        size = size + self.constant.abs() + self.slack
+        loose = self.slack + growth(a.values[0].numel() + 4, rounding) * size
         return below + above + self.constant - loose - torch.finfo(size.dtype).tiny
 
     def minimizer(self, box: Box) -> Tensor:
@@ -94,7 +82,6 @@ class _Pass:
     graph: Graph
     lines: Mapping[int, Lines]
     slopes: Mapping[int, Tensor]
-    extras: Mapping[int, Extra]
     boxes: Mapping[int, Box]
     magnitudes: Magnitudes | None
     rounding: float
@@ -134,7 +121,6 @@ def backward(
     *,
     boxes: Mapping[int, Box] | None = None,
     slopes: Mapping[int, Tensor] | None = None,
-    extras: Mapping[int, Extra] | None = None,
     magnitudes: Magnitudes | None = None,
     rounding: float = 0.0,
 ) -> Form:
@@ -145,9 +131,7 @@ def backward(
     the inputs of max pools. For a strict bound give `magnitudes` and `rounding`.
     """
     zero = rows.values.new_zeros(len(rows.values))
-    state = _Pass(
-        graph, lines, slopes or {}, extras or {}, boxes or {}, magnitudes, rounding, zero, zero
-    )
+    state = _Pass(graph, lines, slopes or {}, boxes or {}, magnitudes, rounding, zero, zero)
     arrived: dict[int, Coefficients] = {target: rows}
     largest = 0
     for i in range(target, 0, -1):
@@ -168,14 +152,14 @@ def backward(
     if 0 not in arrived:  # the node does not depend on the input
         blank = rows.values.new_zeros(len(rows.values), *graph.input_shape)
         arrived[0] = Coefficients(blank, rows.owner)
-    constant = state.constant
+    slack = state.slack
     if rounding:
         if magnitudes is not None:
-            state.lose(_underflow(rows, magnitudes, target), 1.0)
-        constant = constant - state.slack * (1 + growth(len(graph.nodes) + 8, rounding))
-        constant = constant - growth(len(graph.nodes), rounding) * state.constant.abs()
+            slack = slack + _underflow(rows, magnitudes, target)
+        slack = slack * (1 + growth(len(graph.nodes) + 8, rounding))
+        slack = slack + growth(len(graph.nodes), rounding) * state.constant.abs()
     largest = max(largest, arrived[0].values.shape[1:].numel())
-    return Form(arrived[0], constant, state.passed, largest)
+    return Form(arrived[0], state.constant, slack, state.passed, largest)
 
 
 def _underflow(rows: Coefficients, magnitudes: Magnitudes, target: int) -> Tensor:
@@ -217,15 +201,28 @@ def _batch_norm(op: ops.BatchNorm, a: Coefficients, i: int, state: _Pass) -> tup
 
 
 def _shift(op: ops.Shift, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
-    offset = op.offset.expand(1, *state.graph.nodes[i].shape)
+    # A number in the module is a float64 tensor of no dimensions.
+    offset = op.offset.to(a.values.dtype).expand(1, *state.graph.nodes[i].shape)
     state.add(a, -offset if op.subtract else offset)
     return (a,)
 
 
 def _scale(op: ops.Scale, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
-    factor = a.take(op.factor.expand(1, *state.graph.nodes[i].shape))
+    factor = a.take(op.factor.to(a.values.dtype).expand(1, *state.graph.nodes[i].shape))
     state.charge(a, i, 1)
     return (a.like(a.values / factor if op.divide else a.values * factor),)
+
+
+def _reshape(op: ops.Reshape, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    a = a.dense()
+    shape = state.graph.nodes[state.graph.nodes[i].inputs[0]].shape
+    return (a.like(a.values.reshape(len(a.values), *shape)),)
+
+
+def _permute(op: ops.Permute, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    a = a.dense()
+    order = torch.tensor(op.dims).argsort().tolist()
+    return (a.like(a.values.permute(order)),)
 
 
 def _affine(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
@@ -238,7 +235,8 @@ def _affine(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coeffici
             for j in node.inputs
         ]
         outputs = POINT_RULES[type(op)](op, *inputs)
-        gradients = torch.autograd.grad(outputs, inputs, dense.values)
+        # Of a sum: with vectors given, torch would load its symbolic algebra first.
+        gradients = torch.autograd.grad((outputs * dense.values).sum(), inputs)
     if isinstance(op, ops.Pad) and op.value:
         state.add(dense, outputs[:1].detach())
     if isinstance(op, ops.AvgPool):
@@ -258,12 +256,6 @@ def _sub(op: ops.Sub, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficien
 
 
 def _activation(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
-    extra = state.extras.get(i, Extra())
-    if extra.before is not None:
-        a = a.dense()
-        a = a.like(a.values + extra.before.view_as(a.values))
-        if state.magnitudes is not None:
-            state.lose(a.like(a.values.abs()).dot(state.magnitudes[i]), 2 * state.rounding)
     state.passed[i] = a
     line = state.lines[i]
     lower_slope = a.take(line.lower_slope)
@@ -274,21 +266,10 @@ def _activation(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coef
     values = a.values * torch.where(a.values >= 0, lower_slope, a.take(line.upper_slope))
     state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
     state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
-    if extra.after is not None:
-        values = values + extra.after.view_as(values)
-    if extra.constant is not None:
-        state.add_number(extra.constant)
-        state.lose(extra.constant.abs(), 4 * state.rounding)
-    if extra.slack is not None:
-        state.slack = state.slack + extra.slack
-    pulled = a.like(values)
     if state.magnitudes is not None:
         before = state.magnitudes[state.graph.nodes[i].inputs[0]]
-        share = 4 * state.rounding
-        state.lose(a.like(values.abs()).dot(before), share)
-        if extra.after is not None:
-            state.lose(a.like(extra.after.view_as(values).abs()).dot(before), share)
-    return (pulled,)
+        state.lose(a.like(values.abs()).dot(before), 4 * state.rounding)
+    return (a.like(values),)
 
 
 def _max_pool(op: ops.MaxPool, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
@@ -317,8 +298,9 @@ def _others(op: ops.MaxPool, upper: Tensor, index: Tensor) -> Tensor:
     """Return the largest upper bound in each window, apart from the input at `index`."""
     height, width = upper.shape[2:]
     places = torch.arange(height * width, dtype=upper.dtype, device=upper.device)
-    padding = (op.padding[1], op.padding[1] + width, op.padding[0], op.padding[0] + height)
-    # Extra room at the far edges lets windows of ceil_mode stick out, too.
+    # Windows begin inside: room for the rest of one at the far edges lets them stick out.
+    reach = [step * (taps - 1) for step, taps in zip(op.dilation, op.kernel, strict=True)]
+    padding = (op.padding[1], reach[1], op.padding[0], reach[0])
     values = F.pad(upper, padding, value=-torch.inf)
     numbers = F.pad(places.view(1, 1, height, width), padding, value=-1.0)
     best = torch.full_like(index, 0, dtype=upper.dtype).fill_(-torch.inf)
@@ -345,8 +327,8 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.Scale: _scale,
     ops.AvgPool: _affine,
     ops.MaxPool: _max_pool,
-    ops.Reshape: _affine,
-    ops.Permute: _affine,
+    ops.Reshape: _reshape,
+    ops.Permute: _permute,
     ops.Pad: _affine,
     ops.Slice: _affine,
     ops.Concat: _affine,

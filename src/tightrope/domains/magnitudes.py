@@ -19,30 +19,43 @@ from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
 
 
-def magnitudes(graph: Graph, boxes: Mapping[int, Box], *, upto: int | None = None) -> Any:
-    """Return the magnitude of every node, [batch, *shape], up to a position.
+class Magnitudes:
+    """The magnitudes of a network's nodes, visited front to back; `terms` are by position."""
 
-    `boxes` holds at least the input's box, and whatever else is known: a node whose box is known
-    hands the smaller of the two numbers on.
-    """
-    last = len(graph.nodes) - 1 if upto is None else upto
-    terms: dict[int, Tensor] = {}
-    values: dict[int, Tensor] = {}
-    for i, node in enumerate(graph.nodes[: last + 1]):
-        if i:
-            inputs = [values[j] for j in node.inputs]
-            terms[i] = RULES[type(node.op)](node.op, *inputs)
+    def __init__(self, graph: Graph, box: Box) -> None:
+        self.graph = graph
+        self.values = {0: largest(box)}
+        self.terms = dict(self.values)
+
+    def visit(self, i: int) -> None:
+        """Compute the terms of a node."""
+        node = self.graph.nodes[i]
+        self.terms[i] = RULES[type(node.op)](node.op, *(self.values[j] for j in node.inputs))
+        self.values[i] = self.terms[i]
+
+    def hold(self, i: int, box: Box) -> None:
+        """Take note of bounds on a node: it hands on no more than they allow."""
+        self.values[i] = torch.minimum(self.terms[i], largest(box))
+
+
+def magnitudes(graph: Graph, boxes: Mapping[int, Box]) -> dict[int, Tensor]:
+    """Return the terms of every node, [batch, *shape]; `boxes` holds at least the input's box."""
+    found = Magnitudes(graph, boxes[0])
+    for i in range(1, len(graph.nodes)):
+        found.visit(i)
         if i in boxes:
-            size = torch.maximum(boxes[i].lower.abs(), boxes[i].upper.abs())
-            values[i] = torch.minimum(terms[i], size) if i else size
-        else:
-            values[i] = terms[i]
-    terms[0] = values[0]
-    return terms
+            found.hold(i, boxes[i])
+    return found.terms
+
+
+def largest(box: Box) -> Tensor:
+    """Return the largest absolute values in a box."""
+    return torch.maximum(box.lower.abs(), box.upper.abs())
 
 
 def _affine(op: Any, x: Tensor) -> Tensor:
-    return POINT_RULES[type(op)](op.map_tensors(torch.abs), x)
+    result: Tensor = POINT_RULES[type(op)](op.map_tensors(torch.abs), x)
+    return result
 
 
 def _batch_norm(op: ops.BatchNorm, x: Tensor) -> Tensor:
@@ -53,7 +66,8 @@ def _batch_norm(op: ops.BatchNorm, x: Tensor) -> Tensor:
 
 
 def _rearrange(op: Any, *xs: Tensor) -> Tensor:
-    return POINT_RULES[type(op)](op, *xs)
+    result: Tensor = POINT_RULES[type(op)](op, *xs)
+    return result
 
 
 RULES: dict[type[ops.Op], Callable[..., Tensor]] = {

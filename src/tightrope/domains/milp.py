@@ -208,6 +208,8 @@ def _minimize(solver: Solver, row: Array, offset: float, stops: _Stops) -> Optim
     """Bound by intervals, then by the relaxation (both are proofs), then search."""
     encoding = solver.encoding
     objective = Objective.of(encoding, row, offset)
+    if not (np.isfinite(objective.cost).all() and math.isfinite(objective.constant)):
+        return Optimum(-math.inf, math.inf, None, False)
     interval = objective.interval_bound(encoding)
     if not encoding.blocks:  # affine: the best corner is known
         corner = np.where(objective.cost > 0, encoding.lower, encoding.upper)

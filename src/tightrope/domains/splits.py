@@ -52,9 +52,9 @@ class Cuts:
     on_inputs: Tensor  # [G, U]
     constant: Tensor  # [G]
 
-    def float(self) -> Cuts:
-        """Return the same in float32."""
-        return Cuts(self.on_outputs.float(), self.on_inputs.float(), self.constant.float())
+    def to(self, dtype: torch.dtype) -> Cuts:
+        """Return the same in another precision."""
+        return Cuts(*(t.to(dtype) for t in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,14 @@ class Bounder:
         # Contiguous blocks: products with slices of a large matrix would copy them each time.
         spans = [layer.span for layer in network.layers]
         self.spans = spans
-        self.behind = [network.inner[s.stop :, s].contiguous() for s in spans]
-        self.before = [network.inner[s, : s.start].t().contiguous() for s in spans]
-        self.outer_t = network.outer.t().contiguous()
+        inner, outer = network.neurons.inner, network.neurons.outer
+        self.behind = [inner[s.stop :, s].contiguous() for s in spans]
+        self.before = [inner[s, : s.start].t().contiguous() for s in spans]
+        self.outer, self.outer_t = outer, outer.t().contiguous()
+        self.constant = network.neurons.constant
+        self.chord, self.peak = network.lines.upper_slope, network.lines.upper_intercept
         # Where a neuron is in the middle of the box, its own layer alone.
-        self.bias = network.constant + network.outer @ self.center
+        self.bias = self.constant + outer @ self.center
 
     def root(self, rows: Tensor) -> Subproblems:
         """Return the subproblems without splits, one per row."""
@@ -92,23 +95,23 @@ class Bounder:
         cuts = 0 if self.cuts is None else len(self.cuts.constant)
         return Subproblems(
             row=rows,
-            sign=torch.zeros(count, network.neurons, dtype=torch.int8, device=rows.device),
+            sign=torch.zeros(count, network.size, dtype=torch.int8, device=rows.device),
             alpha=slope.expand(count, -1).clone(),
-            beta=slope.new_zeros(count, network.neurons),
+            beta=slope.new_zeros(count, network.size),
             gamma=slope.new_zeros(count, cuts),
         )
 
     def look(self, problems: Subproblems) -> View:
         """Bound subproblems with the parameters they have."""
-        network, sign = self.network, problems.sign
+        rows, sign = self.network.rows, problems.sign
         free = sign == 0
-        fixed = (sign > 0).to(network.chord)
-        upper = torch.where(free, network.chord, fixed)
-        peak = torch.where(free, network.peak, 0.0)
+        fixed = (sign > 0).to(self.chord)
+        upper = torch.where(free, self.chord, fixed)
+        peak = torch.where(free, self.peak, 0.0)
         lower = torch.where(free, problems.alpha, fixed)
         after = -problems.beta * sign
-        a = network.row_inner[problems.row]
-        constant = network.row_constant[problems.row]
+        a = rows.inner[problems.row]
+        constant = rows.constant[problems.row]
         if self.cuts is not None:
             a = a + problems.gamma @ self.cuts.on_outputs
             after = after + problems.gamma @ self.cuts.on_inputs
@@ -123,8 +126,8 @@ class Bounder:
             slope[:, span] = torch.where(part >= 0, lower[:, span], upper[:, span])
             torch.addcmul(after[:, span], part, slope[:, span], out=h[:, span])
         rise = torch.where(a < 0, peak, 0.0)
-        x = network.row_outer[problems.row].addmm_(h, network.outer)
-        bound = constant + h @ network.constant + (a * rise).sum(1)
+        x = rows.outer[problems.row].addmm_(h, self.outer)
+        bound = constant + h @ self.constant + (a * rise).sum(1)
         bound = bound + x @ self.center - x.abs() @ self.radius
         return View(bound, a, slope, rise, x)
 
@@ -134,7 +137,7 @@ class Bounder:
 
     def push(self, view: View) -> tuple[Tensor, Tensor]:
         """Push the minimisers forward: what each neuron sees, and the lines' values there."""
-        h = torch.addmm(self.network.constant, self.minimizer(view), self.outer_t)
+        h = torch.addmm(self.constant, self.minimizer(view), self.outer_t)
         y = torch.empty_like(h)
         for k, span in enumerate(self.spans):
             if k:
@@ -179,34 +182,35 @@ class Bounder:
             self._step(current, view, ascent)
         return bound, kept
 
-    def _step(self, current: Subproblems, view: View, ascent: Ascent) -> None:
+    def _step(self, current: Subproblems, view: View, ascent: Ascent[str]) -> None:
         h, y = self.push(view)
-        gradients = [view.coefficients.clamp(min=0).mul_(h), (current.sign * h).neg_()]
+        gradients = {"alpha": view.coefficients.clamp(min=0).mul_(h)}
+        if "beta" in ascent.parameters:
+            gradients["beta"] = (current.sign * h).neg_()
         if self.cuts is not None:
-            gradients.append(
+            gradients["gamma"] = (
                 y @ self.cuts.on_outputs.t() + h @ self.cuts.on_inputs.t() + self.cuts.constant
             )
         ascent.step(gradients)
 
 
-def _ascent(current: Subproblems, alpha: float, beta: float, gamma: float, decay: float) -> Ascent:
-    parameters = [
-        Parameter(current.alpha, alpha, 0.0, 1.0),
-        Parameter(current.beta, beta, 0.0, None),
-    ]
+def _ascent(
+    current: Subproblems, alpha: float, beta: float, gamma: float, decay: float
+) -> Ascent[str]:
+    parameters = {"alpha": Parameter(current.alpha, alpha, 0.0, 1.0)}
+    if current.sign.any():
+        parameters["beta"] = Parameter(current.beta, beta, 0.0, None)
     if current.gamma.shape[1]:
-        parameters.append(Parameter(current.gamma, gamma, 0.0, None))
+        parameters["gamma"] = Parameter(current.gamma, gamma, 0.0, None)
     return Ascent(parameters, decay=decay)
 
 
-def _with(current: Subproblems, ascent: Ascent) -> Subproblems:
+def _with(current: Subproblems, ascent: Ascent[str]) -> Subproblems:
     """Return the subproblems with the tensors that the ascent moves."""
-    moved = [p.values for p in ascent.parameters]
-    held = dict(zip(("alpha", "beta", "gamma"), moved, strict=False))
-    return replace(current, **held)
+    return replace(current, **{name: p.values for name, p in ascent.parameters.items()})
 
 
-def _store(kept: Subproblems, bound: Tensor, alive: Tensor, ascent: Ascent) -> None:
+def _store(kept: Subproblems, bound: Tensor, alive: Tensor, ascent: Ascent[str]) -> None:
     bound[alive] = ascent.bound
-    for held, best in zip((kept.alpha, kept.beta, kept.gamma), ascent.best, strict=False):
-        held[alive] = best
+    for name, best in ascent.best.items():
+        getattr(kept, name)[alive] = best
