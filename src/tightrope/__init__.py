@@ -21,12 +21,16 @@ if TYPE_CHECKING:
         AttackResult,
         Comparison,
         Estimate,
+        Verification,
         attack,
+        bounds,
         certify,
         compare,
         estimate,
         export,
         train,
+        verify,
+        verify_file,
     )
     from tightrope.attacks import pgd
     from tightrope.box import Box
@@ -55,12 +59,16 @@ _HOMES = {
         "AttackResult",
         "Comparison",
         "Estimate",
+        "Verification",
         "attack",
+        "bounds",
         "certify",
         "compare",
         "estimate",
         "export",
         "train",
+        "verify",
+        "verify_file",
     ),
     "tightrope.attacks": ("pgd",),
     "tightrope.box": ("Box",),
@@ -108,8 +116,10 @@ __all__ = [
     "Standard",
     "UserError",
     "Verdict",
+    "Verification",
     "__version__",
     "attack",
+    "bounds",
     "certify",
     "compare",
     "estimate",
@@ -117,6 +127,8 @@ __all__ = [
     "pgd",
     "trace",
     "train",
+    "verify",
+    "verify_file",
 ]
 
 

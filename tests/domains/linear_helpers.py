@@ -7,8 +7,9 @@ from networks import points_in
 from torch import Tensor, nn
 
 from tightrope.box import Box
+from tightrope.domains.bounded import Relaxation
 from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import Effort, Relaxation
+from tightrope.domains.crown import Effort
 from tightrope.graph import Graph, ops, trace
 
 OPERATIONS = [op for op in ops.ALL_OPS if op is not ops.Input]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -26,6 +27,8 @@ from tightrope.radius import Radius, parse_radius
 
 Network = nn.Module | Graph | OnnxNetwork
 
+NO_TIME = "time: not all of the input boxes were looked at"
+
 
 def verify(
     network: Network,
@@ -42,16 +45,54 @@ def verify(
     `verified`, `falsified` (with a counterexample) or `unknown` (with a reason).
     """
     _check_timeout(timeout)
-    subject = examine_network(network, tuple(x.shape))
-    classes = subject.exact.output_shape
-    if len(classes) != 1 or not 0 <= label < classes[0]:
-        raise UserError(f"label must be one of the network's {classes} outputs, got {label}")
+    radius, x, label = parse_radius(eps), x.detach(), int(label)
+    with _evaluating(network):
+        subject = examine_network(network, tuple(x.shape))
+        _check_sample(network, subject.graph, x, label)
+        samples = Samples(Ball(x[None], radius), torch.tensor([label], device=x.device))
+        if int(subject.predict(x[None])[0]) != label:
+            return Verification(Verdict.FALSIFIED, "natural", 0.0, counterexample=x)
+        return solve(subject, robustness(subject, samples), timeout=timeout, seed=seed)
+
+
+@contextmanager
+def _evaluating(network: Network) -> Iterator[None]:
+    """Leave a module's layers in the modes they were in."""
+    layers = list(network.modules()) if isinstance(network, nn.Module) else []
+    modes = [layer.training for layer in layers]
+    try:
+        yield
+    finally:
+        for layer, mode in zip(layers, modes, strict=True):
+            layer.training = mode
+
+
+def _check_sample(network: Network, graph: Graph, x: Tensor, label: int) -> None:
+    if len(graph.output_shape) != 1 or graph.output_shape[0] < 2:
+        raise UserError(
+            f"the network must give one number for each of at least two classes, but its output "
+            f"has shape {graph.output_shape} (x has no batch dimension)"
+        )
+    if not 0 <= label < graph.output_shape[0]:
+        raise UserError(f"label must be one of 0 to {graph.output_shape[0] - 1}, got {label}")
+    dtype = network.dtype if isinstance(network, OnnxNetwork) else _precision(graph, x.dtype)
+    if x.dtype != dtype:
+        raise UserError(f"x must be {dtype}, which is what the network takes, got {x.dtype}")
     if not (x.isfinite().all() and x.amin() >= 0 and x.amax() <= 1):
         raise UserError("x must lie in [0, 1]")
-    samples = Samples(Ball(x[None], parse_radius(eps)), torch.tensor([label], device=x.device))
-    if int(subject.predict(x[None])[0]) != label:
-        return Verification(Verdict.FALSIFIED, "natural", 0.0, counterexample=x)
-    return solve(subject, robustness(subject, samples), timeout=timeout, seed=seed)
+
+
+def _precision(graph: Graph, default: torch.dtype) -> torch.dtype:
+    """Return the type of the network's weights; numbers of no dimension do not count."""
+    found = [default if default.is_floating_point else torch.float32]
+
+    def look(tensor: Tensor) -> Tensor:
+        if tensor.dim() and tensor.is_floating_point():
+            found.append(tensor.dtype)
+        return tensor
+
+    graph.map_tensors(look)
+    return found[-1]
 
 
 def examine_network(network: Network, input_shape: tuple[int, ...]) -> Subject:
@@ -83,10 +124,14 @@ def verify_file(
     specification = read_vnnlib(Path(vnnlib))
     _check_sizes(network, specification, Path(onnx), Path(vnnlib))
     subject = Subject(network.graph, network.run)
-    domains, bound, open_ones = 0, math.inf, []
+    domains, bound = 0, math.inf
+    open_ones: list[Verification] = []
     found = Verification(Verdict.VERIFIED, "empty", 0.0)
     for case in specification.cases:
-        left = max(timeout - (time.monotonic() - started), 0.0)
+        left = timeout - (time.monotonic() - started)
+        if left <= 0:
+            open_ones.insert(0, Verification(Verdict.UNKNOWN, "input", 0.0, reason=NO_TIME))
+            break
         found = _decide_case(subject, network, case, left, seed)
         domains += found.domains
         if found.verdict is Verdict.FALSIFIED:
@@ -136,8 +181,11 @@ def _decide_case(
         return inside and any(conjunction.holds(outputs) for conjunction in case.unsafe)
 
     center = inner.project(inner.center)
-    if any(not conjunction.matrix for conjunction in case.unsafe) and fails(shaped(center)[0]):
-        return Verification(Verdict.FALSIFIED, "input", 0.0, counterexample=shaped(center)[0])
+    if any(not conjunction.matrix for conjunction in case.unsafe):
+        # Any outputs are unsafe, as long as they are numbers.
+        if fails(shaped(center)[0]):
+            return Verification(Verdict.FALSIFIED, "input", 0.0, counterexample=shaped(center)[0])
+        return Verification(Verdict.UNKNOWN, "input", 0.0, reason="outputs that are not finite")
     outer = case.outer().map(shaped)
     problem = Problem(outer, inner.map(shaped), _unsafe(case, network.output_size), fails)
     return solve(subject, problem, timeout=timeout, seed=seed)
@@ -162,5 +210,9 @@ def write_counterexample(vnnlib: Path | str, onnx: Path | str, verification: Ver
     point = verification.counterexample
     outputs = network.run(point[None])[0].double().tolist()
     inputs = point.flatten().double().tolist()
-    case = next(c for c in specification.cases if c.contains(inputs))
+    case = next(
+        c
+        for c in specification.cases
+        if c.contains(inputs) and any(conjunction.holds(outputs) for conjunction in c.unsafe)
+    )
     return format_counterexample(case, inputs, outputs)

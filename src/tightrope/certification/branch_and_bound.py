@@ -21,7 +21,9 @@ from torch import Tensor
 
 from tightrope.certification import branching
 from tightrope.domains.bounded import Relaxation
+from tightrope.domains.cuts import network_cuts
 from tightrope.domains.leaves import solve_leaf
+from tightrope.domains.multineuron import GroupSettings
 from tightrope.domains.reduced import Reduced, reduce
 from tightrope.domains.replay import strict_bounds
 from tightrope.domains.splits import Bounder, Cuts, Subproblems, join
@@ -42,6 +44,9 @@ class SearchSettings:
     branching: str = "kfsb"
     candidates: int = 3
     smallest_batch: int = 64
+    # Multi-neuron constraints raise the first bounds; on the networks measured so far, the search
+    # as a whole is faster without them.
+    groups: GroupSettings | None = None
     memory: int = 2 << 30
 
 
@@ -83,13 +88,14 @@ class BranchAndBound:
         refute: Refute,
         *,
         settings: SearchSettings = DEFAULTS,
-        cuts: Cuts | None = None,
     ) -> None:
-        self.task, self.refute, self.settings, self.cuts = task, refute, settings, cuts
+        self.task, self.refute, self.settings = task, refute, settings
         self.network: Reduced = reduce(task.relaxation, task.matrix, task.offset)
-        self.bounder = Bounder(
-            self.network.to(torch.float32), None if cuts is None else cuts.to(torch.float32)
-        )
+        self.cuts: Cuts | None = None
+        if settings.groups is not None:
+            self.cuts = network_cuts(self.network, settings.groups)
+        rough = None if self.cuts is None else self.cuts.to(torch.float32)
+        self.bounder = Bounder(self.network.to(torch.float32), rough)
         self.count = 0
         self.stuck = 0
         self.lowest = float("inf")
@@ -116,7 +122,7 @@ class BranchAndBound:
 
     def _outcome(self, pool: _Pool, point: Tensor | None, reason: str) -> Outcome:
         proved = point is None and not reason
-        bound = float(pool.bound.min()) if len(pool) else self.lowest
+        bound = min(self.lowest, float(pool.bound.min())) if len(pool) else self.lowest
         return Outcome(proved, point, bound, self.count, len(pool) + self.stuck, reason)
 
     def _root(self) -> tuple[_Pool, Tensor | None]:
@@ -150,7 +156,7 @@ class BranchAndBound:
             proved[promising] = good
             if good.any():
                 self.lowest = min(self.lowest, float(strict[good].min()))
-            bound[promising[~good]] = 0.0
+            bound[promising[~good]] = _number(strict[~good]).clamp(max=0.0).to(bound)
         return proved
 
     def _round(self, pool: _Pool) -> tuple[_Pool, Tensor | None]:
@@ -202,7 +208,11 @@ class BranchAndBound:
             one = problems[i : i + 1]
             group = self.task.group[one.row[0]]
             rows = (self.task.group == group).nonzero()[:, 0]
-            leaf = solve_leaf(self.network, replace(one, beta=one.beta.double()), rows)
+            try:
+                leaf = solve_leaf(self.network, replace(one, beta=one.beta.double()), rows)
+            except ValueError:  # numbers that are not finite: there is no such linear program
+                self.stuck, self.lowest = self.stuck + 1, float("-inf")
+                continue
             # All rows nonpositive make any such combination nonpositive.
             weights = torch.zeros(1, len(self.task.matrix), dtype=torch.float64)
             weights[0, rows] = leaf.weights
@@ -211,11 +221,17 @@ class BranchAndBound:
                 self.lowest = min(self.lowest, float(bound[0]))
                 continue
             if leaf.point is not None:
-                found = self.refute(leaf.point[None].to(self.bounder.center), group[None])
+                found = self.refute(leaf.point[None], group[None])
                 if found is not None:
                     return found
             self.stuck += 1
+            self.lowest = min(self.lowest, _number(bound)[0].item())
         return None
+
+
+def _number(bound: Tensor) -> Tensor:
+    """Return bounds, those that are not finite as what they say: nothing."""
+    return torch.where(torch.isfinite(bound), bound, -torch.inf)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def choose(
     if rule == "babsr":
         return _top(babsr, levels)
     tried = torch.cat((_top(intercept, candidates), _top(babsr, candidates)), 1)
-    gains = _look_ahead(bounder, problems, tried)
+    # A neuron that is not split yet goes first even if its bounds overflowed.
+    gains = _look_ahead(bounder, problems, tried).clamp(min=torch.finfo(problems.alpha.dtype).min)
     gains = torch.where(problems.sign.gather(1, tried) == 0, gains, -torch.inf)
     best = gains.topk(min(levels, gains.shape[1]), 1).indices
     chosen = tried.gather(1, best)

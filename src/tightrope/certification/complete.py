@@ -22,7 +22,7 @@ from tightrope.certification.refutation import Fails, Refuter
 from tightrope.certification.subjects import Subject
 from tightrope.domains import milp
 from tightrope.domains.bounded import Relaxation, relaxed
-from tightrope.domains.crown import ALPHA, Effort, relax
+from tightrope.domains.crown import ALPHA, Effort, reduction_fits, relax, unstable_neurons
 from tightrope.domains.reduced import reducible
 from tightrope.domains.relaxations import unstable
 
@@ -109,6 +109,9 @@ def branch_and_bound(
     relaxation = bound_nodes(subject, problem, known)
     if not reducible(relaxation.graph):
         return Answer(False, None, float("nan"), reason="no branching: not a ReLU network")
+    if not reduction_fits(relaxation):
+        reason = f"memory: {unstable_neurons(relaxation)} unstable neurons"
+        return Answer(False, None, float("nan"), reason=reason)
     unsafe = problem.unsafe
     task = Task(relaxation, unsafe.matrix, unsafe.offset, unsafe.group)
     refuter = Refuter(subject, problem.inner, unsafe, problem.fails)

@@ -12,13 +12,9 @@ from tightrope.certification.complete import Problem, bound_nodes, branch_and_bo
 from tightrope.certification.properties import Verdict
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.subjects import Subject
-from tightrope.domains.alpha import alpha_bounds, optimize_slopes
 from tightrope.domains.bounded import Relaxation
-from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import ALPHA, Effort
-from tightrope.domains.magnitudes import largest
-from tightrope.domains.reduced import reduce, reducible
-from tightrope.domains.relaxations import unstable
+from tightrope.domains.crown import best_bounds
+from tightrope.domains.reduced import reducible
 from tightrope.precision import full_precision
 
 ATTACK_STEPS = 50
@@ -91,44 +87,13 @@ def _incomplete(
     worst = min(float(bounds[unsafe.group == g].max()) for g in groups)
     if torch.isfinite(bounds).all() and worst > 0:
         return answer(Verdict.VERIFIED, "alpha", bound=worst)
+    end = "no branching"
     for _ in range(20):
         if time.monotonic() > deadline:
+            end = "time"
             break
         point = refuter.search(steps=4 * ATTACK_STEPS, restarts=1)
         if point is not None:
             return answer(Verdict.FALSIFIED, "attack", counterexample=point)
-    reason = f"no branching: not a ReLU network, lowest bound {worst:.4g}"
+    reason = f"{end}: not a ReLU network, lowest bound {worst:.4g}"
     return answer(Verdict.UNKNOWN, "alpha", bound=worst, reason=reason)
-
-
-def best_bounds(relaxation: Relaxation, matrix: Tensor, *, effort: Effort = ALPHA) -> Tensor:
-    """Return strict lower bounds of `matrix @ output` with optimised slopes, for batch size 1."""
-    assert effort.iterations
-    zero = matrix.new_zeros(len(matrix))
-    if reducible(relaxation.graph) and _reduction_fits(relaxation, effort):
-        network = reduce(relaxation, matrix, zero)
-        return alpha_bounds(network, iterations=effort.iterations, rate=effort.rate, threshold=0.0)[
-            0
-        ]
-    rows = Coefficients(matrix.view(len(matrix), *relaxation.graph.output_shape), None)
-    slopes = optimize_slopes(
-        relaxation.rough,
-        relaxation.output,
-        rows.like(rows.values.float()),
-        iterations=effort.iterations,
-        rate=effort.rate,
-        threshold=0.0,
-    )
-    exact = {i: t.to(matrix.dtype) for i, t in slopes.items()}
-    bounds = relaxation.lower(relaxation.output, rows, slopes=exact)
-    # The rows may have been rounded to float64.
-    output = largest(relaxation.boxes[relaxation.output])
-    return bounds - 4 * relaxation.rounding * (matrix.abs() @ output.flatten())
-
-
-def _reduction_fits(relaxation: Relaxation, effort: Effort) -> bool:
-    nodes = relaxation.graph.nodes
-    neurons = sum(
-        int(unstable(relaxation.boxes[nodes[i].inputs[0]]).sum()) for i in relaxation.lines
-    )
-    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons) <= effort.memory

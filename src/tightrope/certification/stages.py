@@ -17,12 +17,11 @@ from tightrope.attacks import strong_attack, worst_margin
 from tightrope.box import Box
 from tightrope.certification import complete
 from tightrope.certification.properties import Samples, Unsafe
-from tightrope.certification.solving import best_bounds
 from tightrope.certification.subjects import Subject
 from tightrope.domains import interval
 from tightrope.domains.bounded import Relaxation
 from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import ALPHA, CROWN_IBP, relax
+from tightrope.domains.crown import ALPHA, CROWN_IBP, best_bounds, relax
 
 ROUNDING = torch.finfo(torch.float64).eps
 # Neurons whose bounds are held at a time.

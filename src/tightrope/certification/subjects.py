@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tightrope.attacks import Network, for_points
 from tightrope.graph import Graph, trace
+from tightrope.graph.maxpool import expand_max_pools
 
 
 class Subject:
@@ -40,11 +41,11 @@ class Subject:
 
     @cached_property
     def exact(self) -> Graph:
-        """The network in float64, for proofs.
+        """The network in float64, for proofs; max pools are made of ReLUs where they can be.
 
         BatchNorm is not folded: the rounding of folding would be outside the proof.
         """
-        return self.graph.detach().to(torch.float64)
+        return expand_max_pools(self.graph.detach().to(torch.float64))
 
     @torch.no_grad()
     def outputs(self, x: Tensor) -> Tensor:

@@ -207,7 +207,7 @@ class _Cases:
             elif kind == "Y":
                 row = [Fraction(0)] * self.outputs
                 for variable, factor in atom.factors.items():
-                    row[variable.index] = factor
+                    row[variable.number] = factor
                 rows.append((tuple(row), atom.constant, atom.strict))
             elif atom.constant > 0 or (atom.strict and atom.constant == 0):
                 return None
@@ -260,7 +260,7 @@ def _tighten(bounds: _Bounds, atom: Atom) -> None:
     else:
         value = -atom.constant / factor
     side = 1 if factor > 0 else 0
-    _keep_tighter(bounds[side], side, variable.index, (value, atom.strict, atom.line))
+    _keep_tighter(bounds[side], side, variable.number, (value, atom.strict, atom.line))
 
 
 def _keep_tighter(bounds: dict[int, _Bound], side: int, index: int, bound: _Bound) -> None:
@@ -298,9 +298,9 @@ def parse_counterexample(text: str) -> tuple[tuple[float, ...], tuple[float, ...
         words = [word for word in pair if isinstance(word, str)]
         variable = parse_variable(words[0]) if len(words) == len(pair) == 2 else None
         number = parse_number(words[1]) if variable else None
-        if variable is None or number is None or variable.index in found[variable.kind]:
+        if variable is None or number is None or variable.number in found[variable.kind]:
             raise UserError(f"a counterexample gives each variable once, got {show(pair)}")
-        found[variable.kind][variable.index] = float(number)
+        found[variable.kind][variable.number] = float(number)
     for kind, values in found.items():
         if sorted(values) != list(range(len(values))):
             raise UserError(f"the counterexample leaves out a variable {kind}")

@@ -74,10 +74,10 @@ class Variable(NamedTuple):
     """An input `X_i` or an output `Y_i`."""
 
     kind: str
-    index: int
+    number: int
 
     def __str__(self) -> str:
-        return f"{self.kind}_{self.index}"
+        return f"{self.kind}_{self.number}"
 
 
 def parse_variable(text: str) -> Variable | None:
@@ -132,7 +132,7 @@ class Declarations:
 
     def count(self, kind: str) -> int:
         """Return the number of inputs or outputs, which must be numbered without gaps."""
-        indices = {variable.index for variable in self.known.values() if variable.kind == kind}
+        indices = {variable.number for variable in self.known.values() if variable.kind == kind}
         if not indices:
             raise UserError(f"no variable {kind}_0 is declared")
         for index in range(len(indices)):

@@ -118,10 +118,12 @@ def forward(
     before = ancestors(graph, target)
     values: dict[int, Tensor] = {0: form.minimizer(relaxation.box)}
     seen: dict[int, Tensor] = {}
-    for i in sorted(before - {0, target}):
+    for i in sorted(before - {0}):
         node = graph.nodes[i]
         inputs = [values[j] for j in node.inputs]
         if i not in relaxation.lines:
+            if i == target:  # only an activation has a slope that depends on its input
+                break
             values[i] = POINT_RULES[type(node.op)](node.op, *inputs)
             continue
         line, a, h = relaxation.lines[i], form.passed[i], inputs[0]

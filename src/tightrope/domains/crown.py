@@ -16,12 +16,12 @@ from torch import Tensor
 
 from tightrope.box import Box
 from tightrope.domains import interval
-from tightrope.domains.alpha import alpha_bounds
+from tightrope.domains.alpha import alpha_bounds, optimize_slopes
 from tightrope.domains.bounded import Relaxation
-from tightrope.domains.coefficients import unit_rows
+from tightrope.domains.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear import ACTIVATIONS
-from tightrope.domains.magnitudes import Magnitudes
-from tightrope.domains.reduced import COPIES, MEMORY, Reducer, reducible
+from tightrope.domains.magnitudes import Magnitudes, largest
+from tightrope.domains.reduced import COPIES, MEMORY, Reducer, reduce, reducible
 from tightrope.domains.relaxations import lines, unstable
 from tightrope.graph import Graph, ops
 
@@ -77,6 +77,47 @@ def relax(graph: Graph, box: Box, *, effort: Effort = ALPHA, rounding: float = 0
         if rounding:
             sizes.hold(i, bounds)
     return found
+
+
+def best_bounds(
+    relaxation: Relaxation, matrix: Tensor, *, effort: Effort = ALPHA, threshold: float = 0.0
+) -> Tensor:
+    """Return lower bounds of `matrix @ output` with optimised slopes, for batch size 1.
+
+    Rows whose bound exceeds the threshold are not improved any further.
+    """
+    assert effort.iterations
+    if reducible(relaxation.graph) and reduction_fits(relaxation, effort.memory):
+        network = reduce(relaxation, matrix, matrix.new_zeros(len(matrix)), memory=effort.memory)
+        return alpha_bounds(
+            network, iterations=effort.iterations, rate=effort.rate, threshold=threshold
+        )[0]
+    rows = Coefficients(matrix.view(len(matrix), *relaxation.graph.output_shape), None)
+    slopes = optimize_slopes(
+        relaxation.rough,
+        relaxation.output,
+        rows.like(rows.values.float()),
+        iterations=effort.iterations,
+        rate=effort.rate,
+        threshold=threshold,
+    )
+    exact = {i: t.to(matrix.dtype) for i, t in slopes.items()}
+    bounds = relaxation.lower(relaxation.output, rows, slopes=exact)
+    # The rows may have been rounded to float64.
+    output = largest(relaxation.boxes[relaxation.output])
+    return bounds - 4 * relaxation.rounding * (matrix.abs() @ output.flatten())
+
+
+def reduction_fits(relaxation: Relaxation, memory: int = MEMORY) -> bool:
+    """Return whether the matrices of a reduced network fit into memory."""
+    neurons = unstable_neurons(relaxation)
+    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons) <= memory
+
+
+def unstable_neurons(relaxation: Relaxation) -> int:
+    """Count the unstable neurons of all activations whose lines are known."""
+    nodes = relaxation.graph.nodes
+    return sum(int(unstable(relaxation.boxes[nodes[i].inputs[0]]).sum()) for i in relaxation.lines)
 
 
 def _cornered(box: Box, rounding: float) -> Box:
@@ -158,10 +199,7 @@ class _Tightening:
 
     def _affordable(self, rows: int) -> bool:
         """Whether slopes of that many rows can be optimised on the reduced network."""
-        nodes = self.found.graph.nodes
-        neurons = sum(
-            int(unstable(self.found.boxes[nodes[i].inputs[0]]).sum()) for i in self.found.lines
-        )
+        neurons = unstable_neurons(self.found)
         inputs = self.found.box.lower[0].numel()
         assert self.effort.iterations
         work = rows * neurons * (inputs + neurons / 2) * 2 * self.effort.iterations

@@ -47,9 +47,9 @@ def solve_leaf(network: Reduced, problem: Subproblems, rows: Tensor) -> Leaf:
     cost[-1] = 1.0
     bounds = [*zip(lower.tolist(), upper.tolist(), strict=True), (None, None)]
     result = linprog(
-        cost.numpy(),
-        A_ub=torch.cat((above, splits)).numpy(),
-        b_ub=torch.cat((-level, sign * constant)).numpy(),
+        cost.cpu().numpy(),
+        A_ub=torch.cat((above, splits)).cpu().numpy(),
+        b_ub=torch.cat((-level, sign * constant)).cpu().numpy(),
         bounds=bounds,
         method="highs",
     )
@@ -104,9 +104,9 @@ def _empty_leaf(
     cost[-1] = 1.0
     bounds = [*zip(lower.tolist(), upper.tolist(), strict=True), (None, None)]
     result = linprog(
-        cost.numpy(),
-        A_ub=splits.numpy(),
-        b_ub=(sign * constant).numpy(),
+        cost.cpu().numpy(),
+        A_ub=splits.cpu().numpy(),
+        b_ub=(sign * constant).cpu().numpy(),
         bounds=bounds,
         method="highs",
     )

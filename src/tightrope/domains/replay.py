@@ -81,9 +81,11 @@ def _bounds(
     lost = lost + growth(terms, rounding) * rise.abs().sum(1)
     lower, upper = (t[0] for t in network.box.corners)
     bound = x.clamp(min=0) @ lower + x.clamp(max=0) @ upper
-    size = x.abs() @ torch.maximum(lower.abs(), upper.abs())
+    inputs = torch.maximum(lower.abs(), upper.abs())
+    size = x.abs() @ inputs
     lost = lost + growth(len(lower) + 16, rounding) * (size + constant.abs())
-    tiny = torch.finfo(dtype).tiny * (1 + network.magnitude.sum())
+    # Coefficients that underflow are off by less than the smallest normal number.
+    tiny = torch.finfo(dtype).tiny * (1 + network.magnitude.sum() + seen.sum() + inputs.sum())
     return bound + constant - (1 + 1e-9) * lost - tiny - 4 * rounding * (bound + constant).abs()
 
 

@@ -1,0 +1,275 @@
+"""Complete methods against the exact minimum, which is found by trying all activation patterns."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from fractions import Fraction
+
+import pytest
+import torch
+from handmade import network, records
+from instances import Instance, draw_instance
+from patterns import exact_minimum
+from torch import Tensor, nn
+
+from tightrope.box import Box
+from tightrope.certification.branch_and_bound import BranchAndBound, SearchSettings, Task
+from tightrope.certification.complete import (
+    Answer,
+    Method,
+    Problem,
+    bound_nodes,
+    branch_and_bound,
+    mixed_integer_program,
+)
+from tightrope.certification.properties import Ball, Unsafe
+from tightrope.certification.refutation import Refuter
+from tightrope.certification.solving import solve
+from tightrope.certification.subjects import Subject
+from tightrope.graph import trace
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NEAR = (0.0, 1e-9, -1e-9, 1e-7, -1e-7, 1e-5, -1e-5)
+# Plain float64 arithmetic of the oracle, and what no attack in float64 has to find.
+NOISE, TINY = 1e-13, 1e-6
+
+
+def targets(instance: Instance, seed: int) -> list[Tensor]:
+    """Return the minima that the groups shall have: some close to zero, most anywhere."""
+    generator = random.Random(seed)
+    found = []
+    for k in range(10):
+        minima = [abs(generator.gauss(0, 0.5)) + 1e-3 for _ in instance.minima]
+        chosen = generator.randrange(len(minima))
+        near = NEAR[(seed + k) % len(NEAR)] * instance.scale
+        minima[chosen] = near if k < 4 else generator.gauss(0, 0.3)
+        found.append(torch.tensor(minima, dtype=torch.float64))
+    return found
+
+
+def check(instance: Instance, problem: Problem, target: Tensor, answer: Answer) -> str:
+    """Compare an answer with the exact minimum; return the verdict."""
+    exact = float(target.min())
+    if answer.verified:
+        assert answer.point is None
+        assert exact > -NOISE * instance.scale, f"verified, but the minimum is {exact}"
+        assert 0 < answer.bound <= exact + NOISE * instance.scale
+        return "verified"
+    if answer.point is not None:
+        assert bool(instance.box.contains(answer.point[None])[0])
+        assert instance.worst(answer.point, problem.unsafe) <= 0
+        assert exact < NOISE * instance.scale, f"falsified, but the minimum is {exact}"
+        return "falsified"
+    assert answer.reason
+    return "unknown"
+
+
+def agree(method: Method, seeds: range, *, most: int, single: bool = False) -> dict[str, int]:
+    """Decide the instances of some seeds and return how often which verdict came."""
+    counts = {"verified": 0, "falsified": 0, "unknown": 0}
+    for seed in seeds:
+        instance = draw_instance(seed, most=most, single=single)
+        nothing = torch.zeros_like(instance.minima)
+        known = bound_nodes(instance.subject, instance.problem(nothing), None).boxes
+        for target in targets(instance, seed):
+            problem = instance.problem(target - instance.minima)
+            answer = method(instance.subject, problem, known, timeout=60.0)
+            verdict = check(instance, problem, target, answer)
+            counts[verdict] += 1
+            if verdict == "unknown":
+                assert abs(float(target.min())) <= TINY * instance.scale, (seed, answer)
+    return counts
+
+
+def impatient_search(
+    subject: Subject, problem: Problem, known: Mapping[int, Box] | None, *, timeout: float
+) -> Answer:
+    """Branch and bound with poor bounds: it has to split more, and is faster on small networks."""
+    unsafe = problem.unsafe
+    task = Task(bound_nodes(subject, problem, known), unsafe.matrix, unsafe.offset, unsafe.group)
+    refuter = Refuter(subject, problem.inner, unsafe, problem.fails, climbers=2, steps=3)
+    poor = SearchSettings(root_iterations=2, iterations=3, smallest_batch=2)
+    found = BranchAndBound(task, refuter, settings=poor).run(time.monotonic() + timeout)
+    return Answer(found.proved, found.point, found.bound, found.subproblems, found.reason)
+
+
+# 180 networks with ten problems each, and 20 with more effort.
+@pytest.mark.parametrize("part", range(18))
+def test_branch_and_bound_is_exact(part: int) -> None:
+    counts = agree(impatient_search, range(10 * part, 10 * part + 10), most=32)
+    assert sum(counts.values()) == 100
+    assert counts["verified"] >= 20 and counts["falsified"] >= 20 and counts["unknown"] <= 10
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_branch_and_bound_with_its_own_settings_is_exact(part: int) -> None:
+    counts = agree(branch_and_bound, range(1000 + 10 * part, 1010 + 10 * part), most=32)
+    assert sum(counts.values()) == 100
+    assert counts["verified"] >= 20 and counts["falsified"] >= 20 and counts["unknown"] <= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(100))
+def test_branch_and_bound_is_exact_on_larger_ones(part: int) -> None:
+    counts = agree(branch_and_bound, range(10_000 + 20 * part, 10_020 + 20 * part), most=512)
+    assert sum(counts.values()) == 200
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_mixed_integer_programs_are_exact(part: int) -> None:
+    """Their groups have one row each: for several they prove the best row only."""
+    seeds = range(5000 + 5 * part, 5005 + 5 * part)
+    counts = agree(mixed_integer_program, seeds, most=32, single=True)
+    assert counts["verified"] >= 5 and counts["falsified"] >= 5
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_solving_from_beginning_to_end_is_exact(part: int) -> None:
+    for seed in range(6000 + 6 * part, 6006 + 6 * part):
+        instance = draw_instance(seed, most=32)
+        for target in targets(instance, seed)[::3]:
+            problem = instance.problem(target - instance.minima)
+            found = solve(instance.subject, problem, timeout=60.0)
+            bound = float("nan") if found.bound is None else found.bound
+            answer = Answer(bool(found), found.counterexample, bound, reason=found.reason)
+            assert check(instance, problem, target, answer) == found.verdict
+            if found.verdict == "unknown":
+                assert abs(float(target.min())) <= TINY * instance.scale
+            else:
+                assert found.stage in ("attack", "alpha", "bab") and not found.reason
+
+
+# --- through the cascade ------------------------------------------------------------------------
+
+EVERY = ("ibp", "attack", "crown-ibp", "alpha", "bab")
+
+
+def exact_margin(module: nn.Module, x: Tensor, label: int, eps: Fraction) -> float:
+    """Return the worst margin of one sample over its ball."""
+    graph = trace(module, tuple(x.shape))
+    box = Ball(x[None], eps).outer()
+    rows = Unsafe.misclassification(label, graph.output_shape[0], x.device).matrix
+    return min(exact_minimum(graph, box, row)[0] for row in rows)
+
+
+@pytest.mark.parametrize("stages", [EVERY, ("bab",), ("crown-ibp", "alpha"), ("alpha", "milp")])
+def test_the_cascade_agrees_with_the_exact_worst_margin(stages: tuple[str, ...]) -> None:
+    generator = torch.Generator().manual_seed(len(stages))
+    seen = set()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        module = nn.Sequential(
+            *(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3))
+        ).eval()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(2)
+            x = torch.rand(4, 3, generator=generator)
+            labels = module(x).argmax(1).tolist()
+        eps = Fraction(1, [100, 20, 10, 5, 3][seed % 5])
+        points: dict[int, Tensor] = {}
+        for record in records(module, x, labels, eps, stages=stages, points=points):
+            exact = exact_margin(module, x[record.index], labels[record.index], eps)
+            seen.add(record.verdict)
+            if record.verdict == "verified":
+                assert exact > 0 and record.margin is not None and record.margin <= exact + 1e-12
+            elif record.verdict == "falsified":
+                point = points[record.index]
+                ball = zip(point.tolist(), x[record.index].tolist(), strict=True)
+                assert all(abs(Fraction(a) - Fraction(b)) <= eps and 0 <= a <= 1 for a, b in ball)
+                with torch.no_grad():
+                    assert int(module(point[None]).argmax()) != record.label
+                assert exact < 1e-6
+            elif stages[-1] in ("bab", "milp"):
+                assert abs(exact) < 1e-5, f"unknown, but the worst margin is {exact}"
+            elif record.margin is not None:
+                assert record.margin <= exact + 1e-12
+    assert {"verified"} < seen
+
+
+# --- counterexamples that attacks miss ------------------------------------------------------------
+
+
+def corner_bump(inputs: int, width: float, seed: int) -> tuple[nn.Sequential, list[float]]:
+    """Return a network that is constant but for one corner of the unit box, and that corner.
+
+    There, within a distance of `width`, class 1 wins.
+    """
+    generator = random.Random(seed)
+    corner = [generator.choice([0.0, 1.0]) for _ in range(inputs)]
+    weight = [1.0 if c else -1.0 for c in corner]
+    # The sum of `weight x` is at its largest, the number of ones, in that corner.
+    net = network(
+        ([weight, [0.0] * inputs], [width - sum(corner), 1.0]),
+        ([[-2.0 / width, 1.0], [0.0, 0.0]], [0.0, 0.0]),
+    )
+    return net, corner
+
+
+def inner_bump(width: float, place: tuple[float, float]) -> nn.Sequential:
+    """Return a network of two inputs where class 1 wins only close to one point.
+
+    `tent(x) = relu(x - p + w) - 2 relu(x - p) + relu(x - p - w)` peaks at p with w; the last
+    hidden layer cuts the sum of two tents off at 1.5 w.
+    """
+    first_weight, first_bias = [], []
+    for i, p in enumerate(place):
+        for shift in (-width, 0.0, width):
+            first_weight.append([1.0 if j == i else 0.0 for j in range(2)])
+            first_bias.append(-p - shift)
+    tents = [1.0, -2.0, 1.0, 1.0, -2.0, 1.0]
+    zeros = [[0.0] * 6] * 5
+    return network(
+        (first_weight, first_bias),
+        ([tents, *zeros], [-1.5 * width, 1.0, -1.0, -1.0, -1.0, -1.0]),
+        ([[-4.0 / width, 1.0, 0.0, 0.0, 0.0, 0.0], [0.0] * 6], [0.0, 0.0]),
+    )
+
+
+@pytest.mark.parametrize("width", [2.0**-5, 2.0**-10])
+@pytest.mark.parametrize("inputs", [2, 6, 20])
+def test_a_counterexample_in_a_corner_is_found(inputs: int, width: float) -> None:
+    for seed in range(3):
+        net, corner = corner_bump(inputs, width, seed)
+        x = torch.full((1, inputs), 0.5)
+        with torch.no_grad():
+            outputs = net(torch.tensor([corner]))[0]
+        assert outputs[0] < outputs[1]
+        proofs = ("ibp", "crown-ibp", "alpha", "bab")
+        (record,) = records(net, x, [0], "1/2", stages=proofs)
+        assert (record.verdict, record.stage) == ("falsified", "bab")
+        # A little less than the whole box leaves the corner out, and is safe.
+        (record,) = records(net, x, [0], "0.46", stages=EVERY)
+        assert record.verdict == "verified"
+
+
+@pytest.mark.parametrize("width", [2.0**-5, 2.0**-10])
+def test_a_counterexample_around_one_inner_point_is_found(width: float) -> None:
+    generator = random.Random(0)
+    for _ in range(3):
+        place = (generator.randint(8, 56) / 64, generator.randint(8, 56) / 64)
+        net = inner_bump(width, place)
+        with torch.no_grad():
+            assert int(net(torch.tensor([place])).argmax()) == 1
+            assert int(net(torch.tensor([[0.0, 0.0]])).argmax()) == 0
+        subject = Subject.of(net, (2,))
+        box = Box(torch.zeros(1, 2), torch.ones(1, 2))
+        problem = Problem(
+            box.map(torch.Tensor.double),
+            box,
+            Unsafe.misclassification(0, 2, torch.device("cpu")),
+            lambda point, net=net: int(net(point[None]).argmax()) != 0,
+        )
+        answer = branch_and_bound(subject, problem, None, timeout=60.0)
+        assert not answer.verified and answer.point is not None
+        assert (answer.point - torch.tensor(place)).abs().max() < width
+
+
+def test_without_branching_planted_counterexamples_stay_open() -> None:
+    net = inner_bump(2.0**-10, (0.25, 0.625))
+    x = torch.full((1, 2), 0.5)
+    (record,) = records(net, x, [0], "1/2", stages=("ibp", "attack", "crown-ibp", "alpha"))
+    assert record.verdict == "unknown" and record.margin is not None and record.margin < 0
