@@ -15,7 +15,7 @@ from patterns import exact_minimum
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.certification.branch_and_bound import BranchAndBound, SearchSettings, Task
+from tightrope.certification.branch_and_bound import BranchAndBound, SearchSettings
 from tightrope.certification.complete import (
     Answer,
     Method,
@@ -28,6 +28,7 @@ from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.solving import solve
 from tightrope.certification.subjects import Subject
+from tightrope.domains.reduced import reduce
 from tightrope.graph import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,10 +90,13 @@ def impatient_search(
 ) -> Answer:
     """Branch and bound with poor bounds: it has to split more, and is faster on small networks."""
     unsafe = problem.unsafe
-    task = Task(bound_nodes(subject, problem, known), unsafe.matrix, unsafe.offset, unsafe.group)
+    relaxation = bound_nodes(subject, problem, known)
+    reduced = reduce(relaxation, unsafe.matrix, unsafe.offset)
     refuter = Refuter(subject, problem.inner, unsafe, problem.fails, climbers=2, steps=3)
     poor = SearchSettings(root_iterations=2, iterations=3, smallest_batch=2)
-    found = BranchAndBound(task, refuter, settings=poor).run(time.monotonic() + timeout)
+    found = BranchAndBound(reduced, unsafe.group, refuter, settings=poor).run(
+        time.monotonic() + timeout
+    )
     return Answer(found.proved, found.point, found.bound, found.subproblems, found.reason)
 
 

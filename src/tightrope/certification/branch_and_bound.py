@@ -6,8 +6,8 @@ all children at once. The search runs on a reduced network in float32; a subprob
 only by a strict bound on the network itself (`tightrope.domains.replay`). Points where bounds
 are attained are tried as counterexamples.
 
-The property is safe if in each *group* of rows at least one row of `matrix @ output + offset` is
-positive everywhere; a counterexample makes all rows of some group nonpositive.
+The property is safe if in each *group* of rows at least one row is positive everywhere; a
+counterexample makes all rows of some group nonpositive.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from tightrope.certification import branching
-from tightrope.domains.bounded import Relaxation
 from tightrope.domains.cuts import network_cuts
 from tightrope.domains.leaves import solve_leaf
 from tightrope.domains.multineuron import GroupSettings
-from tightrope.domains.reduced import Reduced, reduce
+from tightrope.domains.reduced import Reduced
 from tightrope.domains.replay import strict_bounds
 from tightrope.domains.splits import Bounder, Cuts, Subproblems, join
 
@@ -69,28 +68,18 @@ class Outcome:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Task:
-    """One box and one property: its strict relaxation (batch size 1) and rows by group."""
-
-    relaxation: Relaxation
-    matrix: Tensor  # [R, outputs] float64
-    offset: Tensor  # [R] float64, rounded down
-    group: Tensor  # [R]
-
-
 class BranchAndBound:
-    """The search for one task."""
+    """The search on one reduced network, whose rows belong to groups, [rows]."""
 
     def __init__(
         self,
-        task: Task,
+        network: Reduced,
+        group: Tensor,
         refute: Refute,
         *,
         settings: SearchSettings = DEFAULTS,
     ) -> None:
-        self.task, self.refute, self.settings = task, refute, settings
-        self.network: Reduced = reduce(task.relaxation, task.matrix, task.offset)
+        self.network, self.group, self.refute, self.settings = network, group, refute, settings
         self.cuts: Cuts | None = None
         if settings.groups is not None:
             self.cuts = network_cuts(self.network, settings.groups)
@@ -127,7 +116,7 @@ class BranchAndBound:
 
     def _root(self) -> tuple[_Pool, Tensor | None]:
         """Bound all rows without splits; each open group goes on with its best row."""
-        rows = torch.arange(len(self.task.matrix))
+        rows = torch.arange(len(self.group))
         start = self.bounder.root(rows)
         bound, problems = self.bounder.improve(
             start,
@@ -137,8 +126,8 @@ class BranchAndBound:
         self.count += len(problems)
         proved = self._prove(bound, problems)
         chosen = []
-        for group in self.task.group.unique().tolist():
-            mine = (self.task.group == group).nonzero()[:, 0]
+        for group in self.group.unique().tolist():
+            mine = (self.group == group).nonzero()[:, 0]
             if not proved[mine].any():
                 chosen.append(mine[bound[mine].argmax()])
         index = torch.stack(chosen) if chosen else rows[:0]
@@ -201,20 +190,20 @@ class BranchAndBound:
     def _try(self, problems: Subproblems) -> Tensor | None:
         """Try the points at which bounds are attained as counterexamples."""
         points = self.bounder.minimizer(self.bounder.look(problems))
-        return self.refute(points, self.task.group[problems.row])
+        return self.refute(points, self.group[problems.row])
 
     def _solve_leaves(self, problems: Subproblems) -> Tensor | None:
         for i in range(len(problems)):
             one = problems[i : i + 1]
-            group = self.task.group[one.row[0]]
-            rows = (self.task.group == group).nonzero()[:, 0]
+            group = self.group[one.row[0]]
+            rows = (self.group == group).nonzero()[:, 0]
             try:
                 leaf = solve_leaf(self.network, replace(one, beta=one.beta.double()), rows)
             except ValueError:  # numbers that are not finite: there is no such linear program
                 self.stuck, self.lowest = self.stuck + 1, float("-inf")
                 continue
             # All rows nonpositive make any such combination nonpositive.
-            weights = torch.zeros(1, len(self.task.matrix), dtype=torch.float64)
+            weights = torch.zeros(1, len(self.group), dtype=torch.float64)
             weights[0, rows] = leaf.weights
             bound = strict_bounds(self.network, leaf.problem, weights, self.cuts)
             if torch.isfinite(bound[0]) and bound[0] > 0:

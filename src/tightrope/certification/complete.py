@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.certification.branch_and_bound import BranchAndBound, Outcome, Task
+from tightrope.certification.branch_and_bound import BranchAndBound, Outcome
 from tightrope.certification.properties import Samples, Unsafe
 from tightrope.certification.refutation import Fails, Refuter
 from tightrope.certification.subjects import Subject
 from tightrope.domains import milp
 from tightrope.domains.bounded import Relaxation, relaxed
 from tightrope.domains.crown import ALPHA, Effort, reduction_fits, relax, unstable_neurons
-from tightrope.domains.reduced import reducible
+from tightrope.domains.reduced import reduce, reducible
 from tightrope.domains.relaxations import unstable
 
 ROUNDING = torch.finfo(torch.float64).eps
@@ -113,9 +113,9 @@ def branch_and_bound(
         reason = f"memory: {unstable_neurons(relaxation)} unstable neurons"
         return Answer(False, None, float("nan"), reason=reason)
     unsafe = problem.unsafe
-    task = Task(relaxation, unsafe.matrix, unsafe.offset, unsafe.group)
+    network = reduce(relaxation, unsafe.matrix, unsafe.offset)
     refuter = Refuter(subject, problem.inner, unsafe, problem.fails)
-    outcome = BranchAndBound(task, refuter).run(deadline)
+    outcome = BranchAndBound(network, unsafe.group, refuter).run(deadline)
     reason = f"{outcome.reason}: {_state(relaxation, outcome)}" if outcome.reason else ""
     return Answer(outcome.proved, outcome.point, outcome.bound, outcome.subproblems, reason)
 

@@ -1,0 +1,196 @@
+"""One problem from beginning to end, as `solve` and `tightrope.api.verifying.verify` decide it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from handmade import blind_spot, network
+from instances import draw_instance
+from torch import Tensor, nn
+
+from tightrope.api.verifying import verify
+from tightrope.certification.complete import (
+    branch_and_bound,
+    mixed_integer_program,
+    robustness,
+)
+from tightrope.certification.properties import Ball, Samples, Verdict
+from tightrope.certification.solving import Verification, solve
+from tightrope.certification.subjects import Subject
+from tightrope.errors import UserError
+from tightrope.graph import trace
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def hard_problem() -> tuple[nn.Sequential, Tensor]:
+    """Return a robust network that takes long to prove, and an input."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        *(nn.Linear(16, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 50)),
+        *(nn.ReLU(), nn.Linear(50, 2)),
+    )
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(3)
+        outputs = module(torch.rand(10_000, 16))
+        margins = outputs[:, 0] - outputs[:, 1]
+        module[6].bias[0] += 2 * margins.amax() - 3 * margins.amin()
+    return module, torch.full((16,), 0.5)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def test_each_way_to_an_answer() -> None:
+    net, x = blind_spot(), torch.tensor([0.875, 1.0])
+    found = verify(net, x, 0, eps="1/10")
+    assert found and (found.verdict, found.stage) == ("verified", "alpha")
+    # The margin is x - 1/2, of which cancelling terms leave no doubt to linear bounds.
+    assert found.bound == pytest.approx(0.275, abs=1e-6) and found.bound <= 0.2750001
+    assert found.counterexample is None and not found.reason and found.seconds > 0
+    found = verify(net, torch.tensor([0.5625, 0.0]), 0, eps="1/10")
+    assert not found and (found.verdict, found.stage) == ("falsified", "attack")
+    assert found.counterexample is not None and found.bound is None
+    found = verify(net, torch.tensor([0.25, 0.0]), 0, eps="1/10")
+    assert (found.verdict, found.stage) == ("falsified", "natural")
+    assert torch.equal(found.counterexample, torch.tensor([0.25, 0.0]))
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_only_verified_is_true(verdict: Verdict) -> None:
+    assert bool(Verification(verdict, "bab", 0.0)) == (verdict is Verdict.VERIFIED)
+
+
+def test_branching_is_counted() -> None:
+    """On the unit square `|x - y| + |x + y - 1|` is at most 1; lines alone say 2."""
+    net = network(
+        ([[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0]], [0.0, 0.0, -1.0, 1.0]),
+        ([[-1.0, -1.0, -1.0, -1.0], [0.0] * 4], [1 + 2.0**-7, 0.0]),
+    )
+    found = verify(net, torch.tensor([0.5, 0.5]), 0, eps="1/2")
+    assert (found.verdict, found.stage) == ("verified", "bab")
+    assert found.domains > 1 and 0 < (found.bound or 0) <= 2.0**-7
+
+
+def test_out_of_time_is_unknown() -> None:
+    module, x = hard_problem()
+    found = verify(module, x, 0, eps="1/2", timeout=0.3)
+    assert found.verdict == "unknown" and not found
+    assert found.reason.startswith("time: lowest bound") and "unstable neurons" in found.reason
+    assert found.counterexample is None
+
+
+@pytest.mark.parametrize("method", [branch_and_bound, mixed_integer_program])
+def test_a_deadline_in_the_past_gives_no_verdict(method) -> None:  # type: ignore[no-untyped-def]
+    module, x = hard_problem()
+    subject = Subject.of(module, (16,))
+    problem = robustness(subject, Samples(Ball(x[None], Fraction(1, 2)), torch.tensor([0])))
+    answer = method(subject, problem, None, timeout=-1.0)
+    assert not answer.verified and answer.point is None and answer.reason.startswith("time")
+
+
+def test_bounds_of_unfinished_searches_lie_below_the_minimum() -> None:
+    for seed in range(200, 212):
+        instance = draw_instance(seed, most=128)
+        problem = instance.problem(1e-3 - instance.minima)
+        answer = branch_and_bound(instance.subject, problem, None, timeout=-1.0)
+        assert answer.bound <= 1e-3 + 1e-6 * instance.scale
+        assert answer.point is None
+
+
+# --- repeatable, and without traces ---------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    torch.manual_seed(5)
+    module, x = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)), torch.rand(6)
+    label = int(module(x[None]).argmax())
+    first, second = (verify(module, x, label, eps="1/2", seed=3) for _ in range(2))
+    torch.manual_seed(77)
+    third = verify(module, x, label, eps="1/2", seed=3)
+    assert first.verdict == second.verdict == third.verdict == "falsified"
+    assert torch.equal(first.counterexample, second.counterexample)
+    assert torch.equal(first.counterexample, third.counterexample)
+
+
+def test_neither_random_numbers_nor_the_module_change() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).train()
+    module[1].eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    for label in (0, 1):
+        verify(module, torch.full((3,), 0.5), label, eps="1/10")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [layer.training for layer in module] == [True, False, True, True]
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_dropout_and_batch_statistics_are_those_of_inference() -> None:
+    module = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Dropout(0.9), nn.Linear(2, 2))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+        module[2].bias.copy_(torch.tensor([1.0, 0.0]))
+    assert verify(module.train(), torch.tensor([0.5]), 0, eps="1/10").verdict == "verified"
+
+
+def test_solve_and_verify_are_the_same() -> None:
+    net, x = blind_spot(), torch.tensor([0.875, 1.0])
+    subject = Subject.of(net, (2,))
+    samples = Samples(Ball(x[None], Fraction(1, 10)), torch.tensor([0]))
+    alone = solve(subject, robustness(subject, samples))
+    for network_form in (net, trace(net, (2,))):
+        found = verify(network_form, x.clone().requires_grad_(), torch.tensor(0), eps=0.1)
+        assert (found.verdict, found.bound) == (alone.verdict, alone.bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_any_precision(dtype: torch.dtype) -> None:
+    net, x = blind_spot().to(dtype), torch.tensor([0.875, 1.0], dtype=dtype)
+    assert verify(net, x, 0, eps="1/10").verdict == "verified"
+    found = verify(net, x, 0, eps="1/2")
+    assert found.verdict == "falsified" and found.counterexample is not None
+    assert found.counterexample.dtype == dtype
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+X = torch.full((2,), 0.5)
+REFUSED = {
+    "label": (X, {"label": 2}, "label must be one of 0 to 1, got 2"),
+    "negative label": (X, {"label": -1}, "label must be one of 0 to 1"),
+    "eps": (X, {"eps": 0}, "eps must lie in"),
+    "large eps": (X, {"eps": "3/2"}, "eps must lie in"),
+    "word": (X, {"eps": "small"}, "eps must be a number"),
+    "timeout": (X, {"timeout": 0}, "timeout must be a positive number"),
+    "endless": (X, {"timeout": float("inf")}, "timeout must be a positive number"),
+    "nan": (torch.tensor([0.5, float("nan")]), {}, "x must lie in"),
+    "range": (torch.tensor([0.5, 1.5]), {}, "x must lie in"),
+    "precision": (X.double(), {}, "x must be torch.float32"),
+    "integers": (torch.tensor([0, 1]), {}, "x must be torch.float32"),
+    "shape": (torch.full((3,), 0.5), {}, "shape"),
+    "batch": (X.view(1, 1, 2), {}, "batch dimension"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    x, options, message = REFUSED[name]
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    with pytest.raises(UserError, match=message) as caught:
+        verify(net, x, **{"label": 0, "eps": 0.1, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_graph_of_another_shape_is_refused() -> None:
+    with pytest.raises(UserError, match="x has shape"):
+        verify(trace(nn.Linear(3, 2), (3,)), X, 0, eps=0.1)
+
+
+def test_one_class_is_no_classification() -> None:
+    with pytest.raises(UserError, match="at least two classes"):
+        verify(nn.Linear(2, 1), X, 0, eps=0.1)
