@@ -76,6 +76,7 @@ def records(
     eps: Fraction | str,
     stages: tuple[str, ...] = ("ibp", "attack"),
     points: dict[int, Tensor] | None = None,
+    timeout: float = 60.0,
 ) -> list[Record]:
     """Decide samples and return their records by index; counterexamples go into `points`."""
     found = {} if points is None else points
@@ -91,7 +92,7 @@ def records(
         torch.tensor(labels),
         eps=Fraction(eps),
         stages={name: STAGES[name] for name in stages},
-        settings=StageSettings(20, 2),
+        settings=StageSettings(20, 2, timeout),
         keep=keep,
     )
     return sorted(decided, key=lambda record: record.index)

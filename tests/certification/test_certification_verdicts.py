@@ -35,16 +35,17 @@ def exact_ball(x: Tensor, eps: Fraction) -> tuple[list[Fraction], list[Fraction]
 # --- verified ---------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
-@given(st.data())
-def test_what_ibp_verifies_no_attack_breaks(data: st.DataObject) -> None:
+@pytest.mark.parametrize("stage", ["ibp", "crown-ibp", "alpha", "bab"])
+@settings(max_examples=30)
+@given(data=st.data())
+def test_what_a_stage_verifies_no_attack_breaks(stage: str, data: st.DataObject) -> None:
     module = data.draw(networks(classes=3)).float().eval()
     torch.manual_seed(data.draw(st.integers(0, 999)))
-    x = torch.rand(8, *module.input_shape)
+    x = torch.rand(8 if stage in ("ibp", "crown-ibp") else 3, *module.input_shape)
     eps = Fraction(data.draw(st.sampled_from(["1/100", "8/255", "0.1", "0.3"])))
     with torch.no_grad():
         labels = module(x).argmax(1)
-    found = records(module, x, labels.tolist(), eps, stages=("ibp",))
+    found = records(module, x, labels.tolist(), eps, stages=(stage,), timeout=2.0)
     proved = [r for r in found if r.verdict == "verified"]
     event(f"{len(proved)} of {len(x)} verified")
     if not proved:
