@@ -20,12 +20,17 @@ import torch
 from torch import Tensor
 
 from tightrope.certification import branching
+from tightrope.certification.pool import Pool
 from tightrope.domains.cuts import network_cuts
 from tightrope.domains.leaves import solve_leaf
 from tightrope.domains.multineuron import GroupSettings
 from tightrope.domains.reduced import Reduced
 from tightrope.domains.replay import strict_bounds
-from tightrope.domains.splits import Bounder, Cuts, Subproblems, join
+from tightrope.domains.splits import Bounder, Cuts, Subproblems
+
+# Points of the lowest bounds are tried in each of the first rounds, and every so many later.
+EAGER = 8
+TRIED = 64
 
 # Gets points (flat) and the group each is about; returns a counterexample or None.
 Refute = Callable[[Tensor, Tensor], Tensor | None]
@@ -91,32 +96,36 @@ class BranchAndBound:
 
     def run(self, deadline: float) -> Outcome:
         """Search until everything is decided or `time.monotonic()` passes the deadline."""
-        pool, point = self._root()
+        pool = self._root()
+        point = self._try(pool) if len(pool) else None
+        rounds = 0
         while len(pool) and point is None:
             reason = self._out_of_budget(pool, deadline)
             if reason:
                 return self._outcome(pool, None, reason)
-            pool, point = self._round(pool)
+            point = self._round(pool)
+            rounds += 1
+            # What the first few rounds did not find becomes ever less likely to be there.
+            if point is None and len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
+                point = self._try(pool)
         if point is not None:
             return self._outcome(pool, point, "")
         reason = "subproblems too close to zero to decide" if self.stuck else ""
         return self._outcome(pool, None, reason)
 
-    def _out_of_budget(self, pool: _Pool, deadline: float) -> str:
+    def _out_of_budget(self, pool: Pool, deadline: float) -> str:
         if time.monotonic() > deadline:
             return "time"
-        if len(pool) * pool.problems.sign.shape[1] * 9 > self.settings.memory:
-            return "memory"
-        return ""
+        return "memory" if pool.bytes > self.settings.memory else ""
 
-    def _outcome(self, pool: _Pool, point: Tensor | None, reason: str) -> Outcome:
+    def _outcome(self, pool: Pool, point: Tensor | None, reason: str) -> Outcome:
         proved = point is None and not reason
-        bound = min(self.lowest, float(pool.bound.min())) if len(pool) else self.lowest
+        bound = min(self.lowest, pool.lowest) if len(pool) else self.lowest
         return Outcome(proved, point, bound, self.count, len(pool) + self.stuck, reason)
 
-    def _root(self) -> tuple[_Pool, Tensor | None]:
+    def _root(self) -> Pool:
         """Bound all rows without splits; each open group goes on with its best row."""
-        rows = torch.arange(len(self.group))
+        rows = torch.arange(len(self.group), device=self.group.device)
         start = self.bounder.root(rows)
         bound, problems = self.bounder.improve(
             start,
@@ -131,8 +140,7 @@ class BranchAndBound:
             if not proved[mine].any():
                 chosen.append(mine[bound[mine].argmax()])
         index = torch.stack(chosen) if chosen else rows[:0]
-        pool = _Pool(problems[index], bound[index])
-        return pool, self._try(pool.problems) if len(pool) else None
+        return Pool(problems[index], bound[index])
 
     def _prove(self, bound: Tensor, problems: Subproblems) -> Tensor:
         """Return which subproblems are proved, strictly; the bounds of others are not positive."""
@@ -148,25 +156,24 @@ class BranchAndBound:
             bound[promising[~good]] = _number(strict[~good]).clamp(max=0.0).to(bound)
         return proved
 
-    def _round(self, pool: _Pool) -> tuple[_Pool, Tensor | None]:
-        """Split and bound one batch."""
-        batch, rest = pool.take(self.settings.batch)
-        free = (batch.problems.sign == 0).sum(1)
-        point = None
+    def _round(self, pool: Pool) -> Tensor | None:
+        """Split and bound one batch; return a counterexample if one is met."""
+        batch, _ = pool.take(self.settings.batch)
+        free = (batch.sign == 0).sum(1)
         if (free == 0).any():
-            point = self._solve_leaves(batch.problems[free == 0])
-            batch, free = batch.select(free > 0), free[free > 0]
+            point = self._solve_leaves(batch[free == 0])
+            batch, free = batch[free > 0], free[free > 0]
             if not len(batch) or point is not None:
-                return rest, point
+                return point
         levels = self._levels(len(batch), int(free.min()))
         neurons = branching.choose(
             self.bounder,
-            batch.problems,
+            batch,
             rule=self.settings.branching,
             levels=levels,
             candidates=max(self.settings.candidates, levels),
         )
-        new = branching.children(batch.problems, neurons)
+        new = branching.children(batch, neurons)
         bound, new = self.bounder.improve(
             new,
             iterations=self.settings.iterations,
@@ -175,11 +182,8 @@ class BranchAndBound:
         )
         self.count += len(new)
         still = ~self._prove(bound, new)
-        pool = rest.add(new[still], bound[still])
-        if len(pool):
-            lowest = pool.bound.topk(min(len(pool), 64), largest=False).indices
-            point = self._try(pool.problems[lowest])
-        return pool, point
+        pool.add(new[still], bound[still])
+        return None
 
     def _levels(self, count: int, free: int) -> int:
         levels = 1
@@ -187,8 +191,9 @@ class BranchAndBound:
             levels += 1
         return min(levels, free)
 
-    def _try(self, problems: Subproblems) -> Tensor | None:
-        """Try the points at which bounds are attained as counterexamples."""
+    def _try(self, pool: Pool) -> Tensor | None:
+        """Try the points at which the lowest bounds are attained as counterexamples."""
+        problems = pool.peek(TRIED)
         points = self.bounder.minimizer(self.bounder.look(problems))
         return self.refute(points, self.group[problems.row])
 
@@ -203,7 +208,7 @@ class BranchAndBound:
                 self.stuck, self.lowest = self.stuck + 1, float("-inf")
                 continue
             # All rows nonpositive make any such combination nonpositive.
-            weights = torch.zeros(1, len(self.group), dtype=torch.float64)
+            weights = self.network.lower.new_zeros(1, len(self.group))
             weights[0, rows] = leaf.weights
             bound = strict_bounds(self.network, leaf.problem, weights, self.cuts)
             if torch.isfinite(bound[0]) and bound[0] > 0:
@@ -221,27 +226,3 @@ class BranchAndBound:
 def _number(bound: Tensor) -> Tensor:
     """Return bounds, those that are not finite as what they say: nothing."""
     return torch.where(torch.isfinite(bound), bound, -torch.inf)
-
-
-@dataclass(frozen=True)
-class _Pool:
-    """Open subproblems with their bounds."""
-
-    problems: Subproblems
-    bound: Tensor
-
-    def __len__(self) -> int:
-        return len(self.bound)
-
-    def select(self, index: Tensor) -> _Pool:
-        return _Pool(self.problems[index], self.bound[index])
-
-    def take(self, count: int) -> tuple[_Pool, _Pool]:
-        """Take the ones with the lowest bounds."""
-        if len(self) <= count:
-            return self, self.select(torch.zeros(0, dtype=torch.long))
-        order = self.bound.argsort()
-        return self.select(order[:count]), self.select(order[count:])
-
-    def add(self, problems: Subproblems, bound: Tensor) -> _Pool:
-        return _Pool(join([self.problems, problems]), torch.cat((self.bound, bound)))
