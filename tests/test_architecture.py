@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "certification": {"certification", "graph", "domains", "attacks"},
     "nets": {"nets", "graph"},
     "data": {"data"},
+    "report": {"report"},
 }
 
 

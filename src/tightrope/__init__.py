@@ -12,6 +12,8 @@ they are first used, so that the command line starts at once.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tightrope.version import __version__
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
         AttackResult,
         Comparison,
         Estimate,
+        Report,
         Verification,
         attack,
         bounds,
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
         compare,
         estimate,
         export,
+        report,
+        reproduce,
         train,
         verify,
         verify_file,
@@ -59,6 +64,7 @@ _HOMES = {
         "AttackResult",
         "Comparison",
         "Estimate",
+        "Report",
         "Verification",
         "attack",
         "bounds",
@@ -66,6 +72,8 @@ _HOMES = {
         "compare",
         "estimate",
         "export",
+        "report",
+        "reproduce",
         "train",
         "verify",
         "verify_file",
@@ -112,6 +120,7 @@ __all__ = [
     "Loss",
     "MultiPGD",
     "Objective",
+    "Report",
     "Run",
     "Standard",
     "UserError",
@@ -125,6 +134,8 @@ __all__ = [
     "estimate",
     "export",
     "pgd",
+    "report",
+    "reproduce",
     "trace",
     "train",
     "verify",
@@ -141,3 +152,19 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """Keeps `tr.report` a function: importing the package `tightrope.report` would replace it."""
+
+    @property
+    def report(self) -> Any:
+        """The function, as for every other name in `__all__`."""
+        return __getattr__("report")
+
+    @report.setter
+    def report(self, module: ModuleType) -> None:
+        """Ignore what the import system sets; it finds the package by `sys.modules`."""
+
+
+sys.modules[__name__].__class__ = _Package

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -92,12 +93,13 @@ def test_a_deadline_in_the_past_gives_no_verdict(method) -> None:  # type: ignor
     assert not answer.verified and answer.point is None and answer.reason.startswith("time")
 
 
-def test_bounds_of_unfinished_searches_lie_below_the_minimum() -> None:
+def test_unfinished_searches_claim_no_bound() -> None:
     for seed in range(200, 212):
         instance = draw_instance(seed, most=128)
         problem = instance.problem(1e-3 - instance.minima)
         answer = branch_and_bound(instance.subject, problem, None, timeout=-1.0)
-        assert answer.bound <= 1e-3 + 1e-6 * instance.scale
+        # What float32 says of open subproblems proves nothing.
+        assert answer.verified or math.isnan(answer.bound)
         assert answer.point is None
 
 

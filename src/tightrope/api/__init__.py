@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tightrope.api.comparing import Comparison, Entry, compare
     from tightrope.api.estimating import Estimate, estimate
     from tightrope.api.exporting import export
+    from tightrope.api.reporting import Report, report
+    from tightrope.api.reproducing import reproduce
     from tightrope.api.training import train
     from tightrope.api.verifying import Verification, verify, verify_file
 
@@ -22,6 +24,8 @@ _HOMES = {
     "comparing": ("Comparison", "Entry", "compare"),
     "estimating": ("Estimate", "estimate"),
     "exporting": ("export",),
+    "reporting": ("Report", "report"),
+    "reproducing": ("reproduce",),
     "training": ("train",),
     "verifying": ("Verification", "verify", "verify_file"),
 }
@@ -31,6 +35,7 @@ __all__ = [
     "Comparison",
     "Entry",
     "Estimate",
+    "Report",
     "Verification",
     "attack",
     "bounds",
@@ -38,6 +43,8 @@ __all__ = [
     "compare",
     "estimate",
     "export",
+    "report",
+    "reproduce",
     "train",
     "verify",
     "verify_file",

@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tightrope.api.evaluation import check_attack, examine
-from tightrope.attacks import misclassified
+from tightrope.attacks import misclassified, worst_margin
+from tightrope.box import Box
 from tightrope.certification.cascade import batch_seed
+from tightrope.domains import interval
 from tightrope.files import write_json
 from tightrope.graph import trace
 from tightrope.precision import full_precision
 from tightrope.radius import Radius, format_radius
 from tightrope.runs import Run, open_run
-from tightrope.training.batchnorm import evaluation_model
+from tightrope.training.batchnorm import FixedModel, evaluation_model
 from tightrope.training.objectives import IBP, PGD, SABR, TAPS, Objective
-from tightrope.training.objectives.propagation import evaluation_batch
+from tightrope.training.objectives.propagation import estimated_margins, evaluation_batch
+from tightrope.training.objectives.regions import adversarial_points, small_box
 
 BATCH = 250
 
@@ -67,13 +71,8 @@ def estimate(
     run = open_run(run)
     check_attack(steps, restarts, seed)
     examination = examine(run, eps, samples, start, device)
-    relus = _split(run) if classifier_relus is None else classifier_relus
-    objectives: dict[str, Objective] = {
-        "pgd": PGD(steps=50, restarts=3),
-        "sabr": SABR(ratio=ratio, steps=10, step_size=0.2, step_decay=1.0),
-        "taps": TAPS(classifier_relus=relus, steps=steps, restarts=restarts, loss="taps"),
-        "ibp": IBP(),
-    }
+    relus = trained_split(run) if classifier_relus is None else classifier_relus
+    objectives = estimators(relus, steps=steps, restarts=restarts, ratio=ratio)
     graph = trace(examination.module, examination.input_shape)
     size = min(BATCH, evaluation_batch(graph.split(relus)[1]))
     counts = dict.fromkeys(("natural", *objectives), 0)
@@ -110,5 +109,52 @@ def estimate(
     return result
 
 
-def _split(run: Run) -> int:
+def estimators(
+    classifier_relus: int, *, steps: int = 20, restarts: int = 1, ratio: float = 0.4
+) -> dict[str, Objective]:
+    """Return the approximations by name, with the settings of the paper's comparison."""
+    return {
+        "pgd": PGD(steps=50, restarts=3),
+        "sabr": SABR(ratio=ratio, steps=10, step_size=0.2, step_decay=1.0),
+        "taps": TAPS(classifier_relus, steps=steps, restarts=restarts, loss="taps"),
+        "ibp": IBP(),
+    }
+
+
+def worst_margins(
+    objective: Objective, model: FixedModel, x: Tensor, y: Tensor, radius: float
+) -> Tensor:
+    """Return `max_i (o_i - o_y)` over the ball, per sample, as an approximation estimates it.
+
+    Above the exact worst margin for IBP, below it for PGD, anywhere for SABR, TAPS and STAPS.
+    """
+    if isinstance(objective, PGD):
+        points = adversarial_points(
+            model,
+            Box.ball(x, radius),
+            y,
+            steps=objective.steps,
+            restarts=objective.restarts,
+            step_size=objective.step_size,
+            last=True,
+        )
+        return worst_margin(model.graph(points), y)
+    if isinstance(objective, TAPS) and objective.classifier_relus:
+        box = objective.region(model, x, y, radius)
+        extractor, classifier = model.graph.split(objective.classifier_relus)
+        latent, _ = interval.bounds(extractor, box)
+        points = objective.latent_points(classifier, latent, y)
+        return estimated_margins(classifier, points, y).amax(1)
+    if isinstance(objective, SABR):
+        options = ("ratio", "steps", "restarts", "step_size", "step_decay")
+        box = small_box(model, x, y, radius, **{k: getattr(objective, k) for k in options})
+    else:
+        assert isinstance(objective, IBP | TAPS)
+        box = Box.ball(x, radius)
+    margins, _ = interval.margins(model.graph, box, y)
+    return -margins.scatter(1, y[:, None], torch.inf).amin(1)
+
+
+def trained_split(run: Run) -> int:
+    """Return how many ReLUs the classifier of a run's training had, 1 if it had none."""
     return int(run.settings().options.get("classifier_relus", 1))

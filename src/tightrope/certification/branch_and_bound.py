@@ -41,11 +41,11 @@ class SearchSettings:
     """How the search goes about it."""
 
     batch: int = 512
-    iterations: int = 12
+    iterations: int = 6
     root_iterations: int = 40
     alpha_rate: float = 0.1
     beta_rate: float = 0.1
-    branching: str = "kfsb"
+    branching: str = "intercept"
     candidates: int = 3
     smallest_batch: int = 64
     # Multi-neuron constraints raise the first bounds; on the networks measured so far, the search
@@ -103,7 +103,7 @@ class BranchAndBound:
             reason = self._out_of_budget(pool, deadline)
             if reason:
                 return self._outcome(pool, None, reason)
-            point = self._round(pool)
+            point = self._round(pool, deadline)
             rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
             if point is None and len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
@@ -156,12 +156,14 @@ class BranchAndBound:
             bound[promising[~good]] = _number(strict[~good]).clamp(max=0.0).to(bound)
         return proved
 
-    def _round(self, pool: Pool) -> Tensor | None:
+    def _round(self, pool: Pool, deadline: float) -> Tensor | None:
         """Split and bound one batch; return a counterexample if one is met."""
-        batch, _ = pool.take(self.settings.batch)
-        free = (batch.sign == 0).sum(1)
+        batch, before = pool.take(self.settings.batch)
+        free = ((batch.sign == 0) & self.bounder.bends).sum(1)
         if (free == 0).any():
-            point = self._solve_leaves(batch[free == 0])
+            leaves, bound = batch[free == 0], before[free == 0]
+            done, point = self._solve_leaves(leaves, deadline)
+            pool.add(leaves[done:], bound[done:])
             batch, free = batch[free > 0], free[free > 0]
             if not len(batch) or point is not None:
                 return point
@@ -197,8 +199,11 @@ class BranchAndBound:
         points = self.bounder.minimizer(self.bounder.look(problems))
         return self.refute(points, self.group[problems.row])
 
-    def _solve_leaves(self, problems: Subproblems) -> Tensor | None:
+    def _solve_leaves(self, problems: Subproblems, deadline: float) -> tuple[int, Tensor | None]:
+        """Solve fully split subproblems; return how many, and a counterexample if one is met."""
         for i in range(len(problems)):
+            if time.monotonic() > deadline:
+                return i, None
             one = problems[i : i + 1]
             group = self.group[one.row[0]]
             rows = (self.group == group).nonzero()[:, 0]
@@ -217,10 +222,10 @@ class BranchAndBound:
             if leaf.point is not None:
                 found = self.refute(leaf.point[None], group[None])
                 if found is not None:
-                    return found
+                    return i + 1, found
             self.stuck += 1
             self.lowest = min(self.lowest, _number(bound)[0].item())
-        return None
+        return len(problems), None
 
 
 def _number(bound: Tensor) -> Tensor:

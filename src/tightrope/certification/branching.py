@@ -17,7 +17,11 @@ RULES = ("intercept", "babsr", "kfsb")
 def intercept_scores(bounder: Bounder, problems: Subproblems, view: View) -> Tensor:
     """What the upper lines' intercepts cost the bound: `max(-a, 0) u (-l) / (u - l)`."""
     score = (-view.coefficients).clamp(min=0) * bounder.peak
-    return torch.where(problems.sign == 0, score, -torch.inf)
+    return _open_only(bounder, problems, score)
+
+
+def _open_only(bounder: Bounder, problems: Subproblems, score: Tensor) -> Tensor:
+    return torch.where((problems.sign == 0) & bounder.bends, score, -torch.inf)
 
 
 def babsr_scores(bounder: Bounder, problems: Subproblems, view: View) -> Tensor:
@@ -26,7 +30,7 @@ def babsr_scores(bounder: Bounder, problems: Subproblems, view: View) -> Tensor:
     bias = bounder.bias * a
     gain = torch.maximum(bias * (bounder.chord - 1), bias * bounder.chord)
     score = (gain + a.clamp(max=0) * bounder.peak).abs()
-    return torch.where(problems.sign == 0, score, -torch.inf)
+    return _open_only(bounder, problems, score)
 
 
 def children(problems: Subproblems, neurons: Tensor) -> Subproblems:
@@ -57,7 +61,8 @@ def choose(
     tried = torch.cat((_top(intercept, candidates), _top(babsr, candidates)), 1)
     # A neuron that is not split yet goes first even if its bounds overflowed.
     gains = _look_ahead(bounder, problems, tried).clamp(min=torch.finfo(problems.alpha.dtype).min)
-    gains = torch.where(problems.sign.gather(1, tried) == 0, gains, -torch.inf)
+    splittable = ((problems.sign == 0) & bounder.bends).gather(1, tried)
+    gains = torch.where(splittable, gains, -torch.inf)
     best = gains.topk(min(levels, gains.shape[1]), 1).indices
     chosen = tried.gather(1, best)
     return _without_repeats(chosen, problems, intercept)

@@ -25,6 +25,7 @@ from tightrope.domains.bounded import Relaxation, relaxed
 from tightrope.domains.crown import ALPHA, Effort, reduction_fits, relax, unstable_neurons
 from tightrope.domains.reduced import reduce, reducible
 from tightrope.domains.relaxations import unstable
+from tightrope.errors import UserError
 
 ROUNDING = torch.finfo(torch.float64).eps
 
@@ -45,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a problem; `bound` is a lower bound on the worst row (NaN: none known)."""
+    """The answer to a problem; `bound` is a proved lower bound on the worst row, NaN if none is."""
 
     verified: bool
     point: Tensor | None
@@ -117,7 +118,9 @@ def branch_and_bound(
     refuter = Refuter(subject, problem.inner, unsafe, problem.fails)
     outcome = BranchAndBound(network, unsafe.group, refuter).run(deadline)
     reason = f"{outcome.reason}: {_state(relaxation, outcome)}" if outcome.reason else ""
-    return Answer(outcome.proved, outcome.point, outcome.bound, outcome.subproblems, reason)
+    # Of what is open, only float32 knows a bound.
+    bound = outcome.bound if outcome.proved else float("nan")
+    return Answer(outcome.proved, outcome.point, bound, outcome.subproblems, reason)
 
 
 def _state(relaxation: Relaxation, outcome: Outcome) -> str:
@@ -145,7 +148,10 @@ def mixed_integer_program(
     """Decide a problem by one mixed-integer program per row."""
     deadline = time.monotonic() + timeout
     relaxation = bound_nodes(subject, problem, known)
-    encoding = milp.Encoding(subject.exact, problem.outer, relaxation.boxes)
+    try:
+        encoding = milp.Encoding(subject.exact, problem.outer, relaxation.boxes)
+    except UserError as error:  # other activations than ReLU, numbers that are not finite
+        return Answer(False, None, float("nan"), reason=f"no encoding: {error}")
     refuter = Refuter(subject, problem.inner, problem.unsafe, problem.fails)
     lowest = float("inf")
     for group in problem.unsafe.group.unique().tolist():

@@ -69,7 +69,8 @@ def _solve(subject: Subject, problem: Problem, started: float, timeout: float) -
     if found.point is not None:
         return answer(Verdict.FALSIFIED, stage, counterexample=found.point, domains=found.domains)
     verdict = Verdict.VERIFIED if found.verified else Verdict.UNKNOWN
-    return answer(verdict, stage, bound=found.bound, domains=found.domains, reason=found.reason)
+    bound = found.bound if found.verified else None
+    return answer(verdict, stage, bound=bound, domains=found.domains, reason=found.reason)
 
 
 def _incomplete(

@@ -50,6 +50,16 @@ COMMANDS = {
     "methods": Home("lists", "methods", "List the training methods and their options."),
     "nets": Home("lists", "nets", "List the architectures."),
     "presets": Home("lists", "presets", "List the presets for `tightrope train --preset`."),
+    "report": Home(
+        "report",
+        "report",
+        "Write one HTML page about runs: accuracies, curves, stages, margins, samples.",
+    ),
+    "reproduce": Home(
+        "reproduce",
+        "reproduce",
+        "Make a table or figure of the paper, with a verdict on each of its claims.",
+    ),
     "train": Home("train", "train", "Train a network into a run folder."),
     "verify": Home("verify", "verify", "Prove or refute a VNN-LIB property of an ONNX network."),
 }

@@ -50,7 +50,7 @@ def verify(
                 "domains": found.domains,
                 "bound": found.bound,
                 "reason": found.reason,
-                "counterexample": None if counterexample is None else str(counterexample),
+                "counterexample": text if counterexample is None else str(counterexample),
             }
         )
         return

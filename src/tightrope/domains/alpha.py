@@ -57,7 +57,7 @@ def optimize_slopes(
     rows: Coefficients,
     *,
     iterations: int,
-    rate: float = 0.25,
+    rate: float = 0.5,
     threshold: float | None = None,
 ) -> dict[int, Tensor]:
     """Return lower slopes for each row (dense ones) that make its lower bound large.

@@ -37,8 +37,8 @@ class Effort:
     multiply-adds, or more than `memory` bytes for their matrices, keep default slopes.
     """
 
-    iterations: int | None = 20
-    rate: float = 0.25
+    iterations: int | None = 10
+    rate: float = 0.5
     memory: int = MEMORY
     work: float = WORK
 

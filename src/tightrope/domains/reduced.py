@@ -27,6 +27,7 @@ from tightrope.domains.linear import growth
 from tightrope.domains.magnitudes import largest
 from tightrope.domains.relaxations import Lines, lines, unstable
 from tightrope.graph import Graph, ops
+from tightrope.graph.graph import Node
 
 MEMORY = 1 << 30  # bytes for the coefficients of one chunk of rows
 COPIES = 8  # of its coefficients that a row needs on its way back
@@ -73,6 +74,7 @@ class Layer:
     places: Tensor
     span: slice
     left: float  # slope of the activation below zero
+    bias: Tensor  # of the affine operation right before, zero if there is none
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ class Reducer:
             return
         rows = self.pull_units(before, places)
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
-        layer = Layer(position, places, slice(self.size, self.size + len(places)), left)
+        span = slice(self.size, self.size + len(places))
+        layer = Layer(position, places, span, left, _bias(nodes[before], places, rows.constant))
         self.layers.append(layer)
         self.parts.append(rows)
         self.blocked[position] = _blocked(line, layer)
@@ -250,6 +253,15 @@ def reduce(
         size = matrix.abs() @ largest(relaxation.boxes[relaxation.output]).flatten()
         slack = slack + growth(2, relaxation.rounding) * (size + rows.constant.abs() + offset.abs())
     return reducer.network(replace(rows, constant=rows.constant + offset, slack=slack))
+
+
+def _bias(node: Node, places: Tensor, like: Tensor) -> Tensor:
+    """Return the bias that an affine node adds to some of its neurons."""
+    bias = getattr(node.op, "bias", None)
+    if not isinstance(node.op, ops.Linear | ops.Conv2d) or bias is None:
+        return torch.zeros_like(like)
+    channel = (-1,) + (1,) * (2 if isinstance(node.op, ops.Conv2d) else 0)
+    return bias.view(channel).expand(node.shape).reshape(-1)[places]
 
 
 def _blocked(line: Lines, layer: Layer) -> Lines:

@@ -83,9 +83,11 @@ class Bounder:
         self.before = [inner[s, : s.start].t().contiguous() for s in spans]
         self.outer, self.outer_t = outer, outer.t().contiguous()
         self.constant = network.neurons.constant
+        # A neuron that is zero but for rounding errors is not worth a split.
+        self.bends = network.reach > 1e-12 * (network.reach.max() if network.size else 1.0)
         self.chord, self.peak = network.lines.upper_slope, network.lines.upper_intercept
-        # Where a neuron is in the middle of the box, its own layer alone.
-        self.bias = self.constant + outer @ self.center
+        biases = [layer.bias.to(outer) for layer in network.layers]
+        self.bias = torch.cat(biases) if biases else self.constant
 
     def root(self, rows: Tensor) -> Subproblems:
         """Return the subproblems without splits, one per row."""

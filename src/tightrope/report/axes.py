@@ -45,6 +45,7 @@ class Scale:
     logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
+        """Return the pixel of a value."""
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
@@ -64,11 +65,11 @@ class Scale:
 class Frame:
     """The area of a plot, in units of its SVG."""
 
-    width: float = 400
-    height: float = 230
-    left: float = 46
-    right: float = 12
-    top: float = 14
+    width: float = 310
+    height: float = 210
+    left: float = 44
+    right: float = 6
+    top: float = 16
     bottom: float = 34
 
     def horizontal(self, low: float, high: float) -> Scale:
@@ -98,11 +99,14 @@ class Frame:
         middle = (self.left + self.width - self.right) / 2
         return text(middle, self.height - 3, title, "axis-title middle")
 
+    def y_title(self, title: str) -> Markup:
+        """Return the name of the vertical axis, which is read at its top."""
+        return text(0, self.top - 4, title, "axis-title")
+
     def svg(self, label: str, *content: Markup | None, **attributes: str | None) -> Markup:
         """Return the picture; `label` describes it to those who cannot see it."""
         return tag(
             "svg",
-            tag("title", label),
             *content,
             class_=f"chart {attributes.pop('class_', None) or ''}".strip(),
             viewBox=f"0 0 {self.width:g} {self.height:g}",
@@ -118,6 +122,7 @@ def text(x: float, y: float, content: str, class_: str) -> Markup:
 
 
 def line(class_: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+    """Return a straight line."""
     return tag("line", class_=class_, x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2))
 
 

@@ -67,6 +67,12 @@ def each(parts: Iterable[Content]) -> Markup:
     return join(*parts)
 
 
+def scrolling(content: Markup, label: str, class_: str = "") -> Markup:
+    """Return wide content that scrolls by itself, with keys as well as with fingers."""
+    names = f"scroll {class_}".strip()
+    return tag("div", content, class_=names, tabindex="0", role="region", aria_label=label)
+
+
 def data_block(value: Any) -> Markup:
     """Return a script element that holds JSON for our script, whatever text is in it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))

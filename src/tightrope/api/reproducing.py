@@ -1,0 +1,177 @@
+"""`tightrope.reproduce`: a table or figure of the paper, our numbers beside the paper's."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tightrope import data
+from tightrope.errors import UserError, unknown_name
+from tightrope.files import remove_leftovers
+from tightrope.study.experiment import SCALES, Experiment, Result
+from tightrope.study.experiments import EXPERIMENTS
+from tightrope.study.measured import Measured, Measurements, Missing
+from tightrope.study.output import draw, write_result
+from tightrope.study.plans import Plan, adjust
+from tightrope.study.runner import Display, Session, carry_out_all
+from tightrope.training.settings import flatten
+from tightrope.version import __version__
+
+
+def reproduce(
+    name: str,
+    *,
+    scale: str = "laptop",
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    only: str | None = None,
+    samples: int | None = None,
+    timeout: float | None = None,
+    display: Display | None = None,
+    **settings: Any,
+) -> Result:
+    """Make the runs of an experiment and say which claims of the paper they bear out.
+
+    Runs lie in `out/runs` and are shared by all experiments there; finished ones are used
+    again, interrupted ones continue. Tables, figures and verdicts are in `out/NAME`. `out` is
+    by default `runs/reproduce/SCALE`. `jobs` runs are made at a time, each with its part of the
+    threads: by default as many as there are cores, at paper scale one. `only` is a pattern such
+    as `mnist-0.1-*` for the names of runs to make; `samples` and `timeout` limit every
+    evaluation. `settings` are those of `train` and go to every run. A run that fails is
+    reported, and what depends on it is not tested.
+    """
+    experiment = find_experiment(name)
+    if scale not in SCALES:
+        raise unknown_name("scale", scale, SCALES)
+    _check(jobs, samples, timeout)
+    folder = Path("runs") / "reproduce" / scale if out is None else Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a folder as --out")
+    plans = _choose(experiment.plans(scale), only)
+    plans = adjust(plans, flatten(settings), samples=samples, timeout=timeout)
+    workers = _jobs(jobs, scale, len(plans))
+    threads = max(1, torch.get_num_threads() // workers)
+    began = time.monotonic()
+    session = carry_out_all(plans, folder, jobs=workers, threads=threads, display=display)
+    elapsed = time.monotonic() - began
+    return _conclude(experiment, scale, folder, plans, session, elapsed)
+
+
+def find_experiment(name: str) -> Experiment:
+    """Return an experiment by name."""
+    if name not in EXPERIMENTS:
+        raise unknown_name("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name]
+
+
+def _check(jobs: int | None, samples: int | None, timeout: float | None) -> None:
+    for name, value in (("jobs", jobs), ("samples", samples)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise UserError(f"timeout must be a positive number of seconds, got {timeout}")
+
+
+def _choose(plans: Sequence[Plan], only: str | None) -> list[Plan]:
+    """Return the plans to carry out: those asked for whose data is there, if it may be absent."""
+    here = {d.name for d in data.describe() if d.available}
+    chosen = [p for p in plans if p.optional is None or p.optional in here]
+    if only is None:
+        return chosen
+    matching = [plan for plan in chosen if fnmatchcase(plan.name, only)]
+    if not matching:
+        names = ", ".join(plan.name for plan in chosen) or "none"
+        raise UserError(f"no run matches {only!r}; the runs are: {names}")
+    return matching
+
+
+def _jobs(jobs: int | None, scale: str, plans: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    default = 1 if scale == "paper" else cores or 1
+    return max(1, min(default if jobs is None else jobs, plans))
+
+
+def _conclude(
+    experiment: Experiment,
+    scale: str,
+    folder: Path,
+    plans: Sequence[Plan],
+    session: Session,
+    elapsed: float,
+) -> Result:
+    """Analyse what is there and write it down."""
+    measurements = Measurements(folder / "runs", scale, session.failures)
+    findings = experiment.analyse(measurements)
+    home = folder / experiment.name
+    if home.is_dir():
+        remove_leftovers(home)
+    figures = draw(findings.pictures, home)
+    result = Result(
+        name=experiment.name,
+        scale=scale,
+        claim=experiment.claim,
+        where=experiment.where,
+        tables=findings.tables,
+        claims=findings.claims,
+        failures=session.failures,
+        problems=findings.problems,
+        figures=tuple(figures or ()),
+        folder=str(home),
+        record={
+            **_record(plans, folder, measurements, session, elapsed),
+            "plots": figures is not None,
+        },
+    )
+    write_result(result, home)
+    return result
+
+
+def _record(
+    plans: Sequence[Plan],
+    folder: Path,
+    measurements: Measurements,
+    session: Session,
+    elapsed: float,
+) -> dict[str, Any]:
+    """Return what it takes to repeat a result: commands, seeds, versions, seconds."""
+    runs = {
+        plan.name: {
+            "seed": plan.seed,
+            "commands": plan.commands(folder / "runs" / plan.name),
+            "reused": plan.name in session.reused,
+            **_seconds(measurements.get(plan.name)),
+        }
+        for plan in plans
+    }
+    if not plans:
+        runs = {run.name: _seconds(run) for run in measurements}
+    return {
+        "runs": runs,
+        "seconds": elapsed,
+        "versions": {
+            "tightrope": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": {"cpus": os.cpu_count()},
+    }
+
+
+def _seconds(run: Measured | None) -> dict[str, Any]:
+    seconds: dict[str, Any] = {}
+    if run is not None:
+        try:
+            seconds["training_seconds"] = run.training_seconds
+            seconds["certification_seconds"] = float(run.certification["seconds"])
+        except (Missing, UserError):
+            pass  # of a run that failed
+    return seconds

@@ -1,0 +1,170 @@
+"""`tightrope reproduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from tightrope import api
+from tightrope.cli.output import console, print_json, print_table
+from tightrope.cli.train import parse_pairs
+from tightrope.errors import UserError
+from tightrope.study.experiment import SCALES, Result
+from tightrope.study.experiments import EXPERIMENTS
+from tightrope.study.output import to_json
+from tightrope.study.runner import Display, Silence
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--list", "listing", is_flag=True, help="List the experiments.")
+@click.option("--scale", default="laptop", help="laptop or paper.  [laptop]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder.  [runs/reproduce/SCALE]")
+@click.option("--jobs", type=int, help="Runs at a time.  [laptop: one per core, paper: 1]")
+@click.option("--only", metavar="PATTERN", help="Make only the runs whose names match.")
+@click.option("--samples", type=int, help="At most so many test samples in every evaluation.")
+@click.option("--timeout", type=float, help="Seconds per sample of every certification.")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of every run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def reproduce(
+    name: str | None,
+    listing: bool,
+    scale: str,
+    out: Path | None,
+    jobs: int | None,
+    only: str | None,
+    samples: int | None,
+    timeout: float | None,
+    pairs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Make a table or figure of the paper, with a verdict on each of its claims.
+
+    Interrupted, it continues when called again; finished runs are used as they are.
+
+    \b
+    tightrope reproduce --list
+    tightrope reproduce precision
+    tightrope reproduce main --only 'mnist-0.1-cnn3-*'
+    """
+    if listing:
+        print_experiments(as_json)
+        return
+    if name is None:
+        raise UserError(f"name an experiment, or use --list: {', '.join(EXPERIMENTS)}")
+    with _display(as_json) as display:
+        result = api.reproduce(
+            name,
+            scale=scale,
+            out=out,
+            jobs=jobs,
+            only=only,
+            samples=samples,
+            timeout=timeout,
+            display=display,
+            **parse_pairs(pairs),
+        )
+    if as_json:
+        print_json({"folder": result.folder, "ok": result.ok, **to_json(result)})
+    else:
+        print_result(result)
+    if not result.ok:
+        raise SystemExit(1)
+
+
+def print_experiments(as_json: bool) -> None:
+    """Print what there is to reproduce."""
+    rows = [
+        {
+            "name": experiment.name,
+            "claim": experiment.claim,
+            "where": experiment.where,
+            "minutes": {scale: experiment.minutes(scale) for scale in SCALES},
+        }
+        for experiment in EXPERIMENTS.values()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        "tables and figures of the paper",
+        ("name", "claim", "paper", "laptop", "paper scale"),
+        [
+            (r["name"], r["claim"], r["where"], *(_duration(m) for m in r["minutes"].values()))  # type: ignore[attr-defined]
+            for r in rows
+        ],
+    )
+    console.print(
+        "From nothing, on two cores; at paper scale roughly the authors' times on one GPU."
+    )
+
+
+def _duration(minutes: int) -> str:
+    return f"{minutes} min" if minutes < 600 else f"{minutes / 60:,.0f} h"
+
+
+def print_result(result: Result) -> None:
+    """Print a result for people."""
+    for table in result.tables:
+        print_table(table.title, [column.title for column in table.columns], table.cells())
+    for name, reason in result.failures.items():
+        console.print(f"failed: run {name}: {reason}", markup=False)
+    for problem in result.problems:
+        console.print(f"problem: {problem}", markup=False)
+    for claim in result.claims:
+        console.print(f"{claim.verdict}: {claim.text} ({claim.evidence})", markup=False)
+    if not result.record.get("plots"):
+        console.print("for figures: pip install 'tightrope[plots]'", markup=False)
+    console.print(f"written to {result.folder}", markup=False)
+
+
+@contextmanager
+def _display(quiet: bool) -> Iterator[Display]:
+    if quiet:
+        yield Silence()
+        return
+    with _Bars() as bars:
+        yield bars
+
+
+class _Bars:
+    """A line per run that is at work, and one that stays when it has ended."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            TextColumn("{task.fields[part]}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+        )
+        # Into a file or a pipe go results only, no bars.
+        disable = not console.is_terminal
+        self.bars = Progress(*columns, console=console, transient=True, disable=disable)
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.bars.stop()
+
+    def start(self, name: str) -> None:
+        """Add a line."""
+        self.tasks[name] = self.bars.add_task(name, total=None, part="")
+
+    def update(self, name: str, part: str, done: int, total: int) -> None:
+        """Move a bar."""
+        self.bars.update(self.tasks[name], completed=done, total=total, part=part)
+
+    def end(self, name: str, outcome: str) -> None:
+        """Replace a line by what came of the run."""
+        if name in self.tasks:
+            self.bars.remove_task(self.tasks.pop(name))
+        word = outcome if outcome in ("finished", "reused") else f"failed: {outcome}"
+        self.bars.console.print(f"run {name}: {word}", markup=False)

@@ -1,0 +1,101 @@
+"""The families of runs that the experiments draw from, with how each is examined.
+
+Sample counts and time limits are part of the family: a run is certified once, whoever needs it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tightrope.study.plans import Plan, vary
+
+ALL = 10_000
+CERTIFIED = ("ibp", "sabr", "taps", "staps")
+# Estimates that cost little; attacks on the whole network are part of the certification.
+CHEAP = ("natural", "ibp", "taps")
+EVERY = ("natural", "ibp", "pgd", "sabr", "taps", "staps")
+
+# Minutes of one thread, training only, measured or estimated from single steps.
+_TINY = {"ibp": 4, "pgd": 8, "sabr": 20, "taps": 15, "staps": 25}
+_CNN3 = {"ibp": 4, "pgd": 10, "sabr": 12, "mtl-ibp": 6, "taps": 28, "staps": 32}
+_CNN7 = {"ibp": 8, "pgd": 20, "sabr": 25, "mtl-ibp": 15, "taps": 40, "staps": 50}
+
+SETTINGS = ("mnist-0.1", "mnist-0.3", "cifar10-2-255", "cifar10-8-255", "tinyimagenet-1-255")
+RADIUS = {
+    "mnist-0.1": "0.1",
+    "mnist-0.3": "0.3",
+    "cifar10-2-255": "2/255",
+    "cifar10-8-255": "8/255",
+    "tinyimagenet-1-255": "1/255",
+}
+
+
+def tiny(method: str, seed: int = 0, *, exact: int = 0, milp: int = 0) -> Plan:
+    """The network of the precision figure on its full schedule, evaluated at 0.05."""
+    plan = Plan(
+        f"tiny-{method}",
+        f"paper/tiny-{method}",
+        certify={"eps": "0.05", "samples": ALL, "timeout": 30.0},
+        estimate={"estimators": EVERY, "samples": ALL},
+        exact={"samples": exact, "milp": milp} if exact else {},
+        minutes=_TINY[method] + 6 + exact * (0.03 if method == "pgd" else 0.004),
+    )
+    return vary(plan, seed)
+
+
+def short(method: str = "taps", **options: Any) -> Plan:
+    """The same network on a third of the schedule, evaluated at the radius of training."""
+    plan = Plan(
+        f"short-{method}",
+        f"paper/tiny-{method}",
+        {"epochs": 25, "annealing_epochs": 7, "decay_epochs": (18, 21)},
+        certify={"eps": "0.1", "samples": ALL, "timeout": 10.0},
+        estimate={"estimators": CHEAP, "samples": ALL},
+        minutes=2 if method == "ibp" else 6 + _attack_minutes(options, 0.15),
+    )
+    return vary(plan, **options)
+
+
+def equal(method: str = "taps", **options: Any) -> Plan:
+    """CNN3 on the equal budget: 10,000 images, 15 epochs, radius 0.1."""
+    plan = Plan(
+        f"equal-{method}",
+        f"equal-budget-{method}",
+        certify={"eps": "0.1", "samples": 500, "timeout": 3.0},
+        estimate={"estimators": CHEAP, "samples": ALL},
+        minutes=4 if method == "ibp" else 10,
+    )
+    return vary(plan, **options)
+
+
+def laptop(setting: str, net: str, method: str, **options: Any) -> Plan:
+    """A run of the laptop presets: a smaller network, a shorter schedule."""
+    cifar = setting.startswith("cifar10")
+    minutes = (_CNN3 if net == "cnn3" else _CNN7)[method]
+    plan = Plan(
+        f"{setting}-{net}-{method}",
+        f"laptop/{setting}-{net}-{method}",
+        certify={"eps": RADIUS[setting], "samples": 1000, "timeout": 3.0},
+        estimate={"estimators": CHEAP, "samples": 1000},
+        minutes=minutes + (40 if method == "pgd" else 10),
+        optional="cifar10" if cifar else None,
+    )
+    return vary(plan, **options)
+
+
+def paper(setting: str, method: str, seed: int = 0, **options: Any) -> Plan:
+    """A run of the paper's size; MTL-IBP, which it does not have, as in its own publication."""
+    home = "expressive" if method == "mtl-ibp" else "paper"
+    plan = Plan(
+        f"{setting}-{method}",
+        f"{home}/{setting}-{method}",
+        certify={"eps": RADIUS[setting], "samples": ALL, "timeout": 1000.0},
+        estimate={"estimators": CHEAP, "samples": ALL},
+        minutes=1000,
+    )
+    return vary(plan, seed, **options)
+
+
+def _attack_minutes(options: dict[str, Any], each: float) -> float:
+    """Return what a stronger latent attack costs in addition."""
+    return each * max(0, options.get("steps", 20) * options.get("restarts", 1) - 20)

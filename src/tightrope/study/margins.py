@@ -1,0 +1,205 @@
+"""Worst margins of the test samples of a run: estimated, exact, and by a mixed-integer program.
+
+All of them are `max_i (o_i - o_y)`: negative where the sample is robust.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tightrope.api.estimating import BATCH, estimators, trained_split, worst_margins
+from tightrope.api.evaluation import Examination, examine
+from tightrope.attacks import Margin, Steps, pgd, worst_margin
+from tightrope.certification import optimum
+from tightrope.certification.cascade import batch_seed
+from tightrope.certification.complete import Problem, bound_nodes, robustness
+from tightrope.certification.properties import Ball, Samples
+from tightrope.certification.subjects import Subject
+from tightrope.domains import milp
+from tightrope.files import write_json, write_text
+from tightrope.graph import trace
+from tightrope.precision import full_precision
+from tightrope.runs import Run
+from tightrope.study.measured import ESTIMATED, EXACT, SPLITS, read_lines
+from tightrope.training.batchnorm import FixedModel, evaluation_model
+from tightrope.training.objectives import STAPS, TAPS, Objective
+from tightrope.training.objectives.propagation import evaluation_batch
+
+Progress = Callable[[int, int], None]
+
+# Branch and bound may take this long for one sample before the mixed-integer program has to.
+SEARCH_SECONDS = 5.0
+MILP_SECONDS = 120.0
+TOLERANCE = 1e-4
+CHUNK = 100
+
+
+def estimate_margins(run: Run, options: Mapping[str, Any], progress: Progress) -> None:
+    """Write `margins.json`: the worst margins as each estimator of the options sees them."""
+    examination = examine(run, options["eps"], options["samples"], 0, None)
+    relus = trained_split(run)
+    names = options["estimators"]
+    known: dict[str, Objective] = {
+        **estimators(relus),
+        "staps": STAPS(relus, steps=20, ratio=0.4, loss="taps"),
+    }
+    chosen = {name: known[name] for name in names if name != "natural"}
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for model, x, y, first in _batches(examination, relus, progress):
+        if "natural" in found:
+            found["natural"] += _rounded(worst_margin(model.logits, y))
+        for name, objective in chosen.items():
+            torch.manual_seed(batch_seed(0, first))
+            margins = worst_margins(objective, model, x, y, float(examination.eps))
+            found[name] += _rounded(margins)
+    settings = {**options, "classifier_relus": relus, "weights": run.fingerprint()}
+    write_json(run.folder / ESTIMATED, {"settings": settings, "margins": found})
+
+
+def measure_splits(run: Run, options: Mapping[str, Any], progress: Progress) -> None:
+    """Write `splits.json`: TAPS accuracy under each split of the options."""
+    examination = examine(run, options["eps"], options["samples"], 0, None)
+    relus: Sequence[int] = options["relus"]
+    robust = dict.fromkeys(relus, 0)
+    for model, x, y, first in _batches(examination, max(relus), progress):
+        for k in relus:
+            torch.manual_seed(batch_seed(0, first))
+            margins = worst_margins(TAPS(k, loss="taps"), model, x, y, float(examination.eps))
+            robust[k] += int((margins < 0).sum())
+    total = len(examination.indices)
+    settings = {**options, "weights": run.fingerprint()}
+    accuracies = {str(k): count / total for k, count in robust.items()}
+    write_json(run.folder / SPLITS, {"settings": settings, "accuracies": accuracies})
+
+
+def _batches(
+    examination: Examination, relus: int, progress: Progress
+) -> Iterator[tuple[FixedModel, Tensor, Tensor, int]]:
+    """Yield batches as `tightrope estimate` makes them: same numbers, sample by sample."""
+    graph = trace(examination.module, examination.input_shape)
+    size = min(BATCH, evaluation_batch(graph.split(relus)[1]))
+    total = len(examination.indices)
+    with torch.random.fork_rng(), torch.no_grad(), full_precision():
+        for first in range(0, total, size):
+            indices, x, y = examination.batch(first, first + size)
+            if x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            yield evaluation_model(graph, x), x, y, int(indices[0])
+            progress(min(first + size, total), total)
+
+
+def _rounded(margins: Tensor) -> list[float]:
+    # Nine digits carry a float32; a value that is not finite has no place in JSON.
+    values = [float(f"{value:.9g}") for value in margins.tolist()]
+    return [value if math.isfinite(value) else 1e30 for value in values]
+
+
+# --- exact margins ------------------------------------------------------------------------------
+
+
+def exact_margins(
+    run: Run, options: Mapping[str, Any], samples: int, compared: int, progress: Progress
+) -> None:
+    """Write `exact.jsonl`: the exact worst margins of the first samples, as they are found.
+
+    The first `compared` of them are computed by a mixed-integer program as well. Continues
+    where it was interrupted.
+    """
+    path = run.folder / EXACT
+    header = {**options, "tolerance": TOLERANCE, "weights": run.fingerprint()}
+    known = _earlier(path, header)
+    # A sample that lacks only its comparison is done again as a whole.
+    known = {i: r for i, r in known.items() if "milp" in r or i >= compared}
+    lines = [header, *known.values()]
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+    examination = examine(run, options["eps"], samples, 0, None)
+    subject = Subject.of(examination.module, examination.input_shape)
+    done = len(known)
+    with path.open("a", encoding="utf-8") as file:
+        for index, problem, start, label in _problems(subject, examination, known):
+            record = _solve(subject, problem, start, label, compare=index < compared)
+            file.write(json.dumps({"index": index, **record}) + "\n")
+            file.flush()
+            done += 1
+            progress(done, samples)
+
+
+def _earlier(path: Path, header: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    records = read_lines(path) if path.exists() else []
+    if not records or records[0] != header:
+        return {}  # of other weights
+    return {record["index"]: record for record in records[1:]}
+
+
+def _problems(
+    subject: Subject, examination: Examination, known: Mapping[int, Any]
+) -> Iterator[tuple[int, Problem, Tensor, int]]:
+    """Yield each open sample with a bad point; the points are searched for in batches."""
+    for first in range(0, len(examination.indices), CHUNK):
+        indices, x, y = examination.batch(first, first + CHUNK)
+        if all(int(i) in known for i in indices):
+            continue
+        points = _bad_points(subject, Ball(x, examination.eps), y, int(indices[0]))
+        for k, index in enumerate(indices.tolist()):
+            if index not in known:
+                samples = Samples(Ball(x[k : k + 1], examination.eps), y[k : k + 1])
+                yield index, robustness(subject, samples), points[k : k + 1], int(y[k])
+
+
+def _bad_points(subject: Subject, ball: Ball, y: Tensor, first: int) -> Tensor:
+    with torch.random.fork_rng(), full_precision():
+        torch.manual_seed(batch_seed(0, first))
+        steps = Steps(50, milestones=(0.5, 0.8, 0.9))
+        return pgd(subject.attacked, ball.inner(), Margin(y), steps=steps, restarts=3)
+
+
+def _solve(
+    subject: Subject, problem: Problem, start: Tensor, label: int, *, compare: bool
+) -> dict[str, Any]:
+    """Return the bracket of a worst margin `max_i (o_i - o_y)`, and who found it."""
+    began = time.perf_counter()
+    found = optimum.worst_margin(
+        subject, problem, start=start, tolerance=TOLERANCE, timeout=SEARCH_SECONDS
+    )
+    # The search minimises o_y - o_i: what is attained is a lower end here.
+    record: dict[str, Any] = {"by": "search", "lower": -found.upper, "upper": -found.lower}
+    record["seconds"] = time.perf_counter() - began
+    program = None
+    if compare or not found.finished:
+        program = _by_program(subject, problem, label)
+    if not found.finished:
+        assert program is not None
+        record |= {"by": "milp" if program["finished"] else "nobody"}
+        record |= {"lower": program["lower"], "upper": program["upper"]}
+    if compare and found.finished:
+        record["milp"] = program
+    elif compare:
+        record["milp"] = None  # nothing to compare it with
+    return {k: _number(v) for k, v in record.items()}
+
+
+def _by_program(subject: Subject, problem: Problem, label: int) -> dict[str, Any]:
+    began = time.perf_counter()
+    relaxation = bound_nodes(subject, problem, None)
+    encoding = milp.Encoding(subject.exact, problem.outer, relaxation.boxes)
+    found = milp.worst_margin(encoding, label, seconds=MILP_SECONDS)
+    allowance = max(milp.safety(encoding, row) for row in problem.unsafe.matrix)
+    return {
+        "lower": _number(-found.upper),
+        "upper": _number(-(found.lower - allowance)),
+        "finished": found.finished,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _number(value: Any) -> Any:
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    return math.copysign(1e30, value) if infinite else value

@@ -1,0 +1,120 @@
+"""Carrying out one plan: train, certify, and measure what the experiments want to know.
+
+`python -m tightrope.study.work` does so in a process of its own: the plan comes as one line of
+JSON on standard input, progress goes to standard output as lines of JSON. When standard input is
+closed, which is what happens when the parent is gone, the process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tightrope.errors import UserError
+from tightrope.study.plans import Plan
+
+# Says how far a part has come: part, done, total.
+Watch = Callable[[str, int, int], None]
+
+
+def carry_out(plan: Plan, folder: Path, *, threads: int = 1, watch: Watch) -> None:
+    """Do what is left of a plan; everything goes on where it was interrupted."""
+    from tightrope.api import certify, train
+    from tightrope.runs import Run
+    from tightrope.study import measured
+    from tightrope.study.margins import estimate_margins, exact_margins, measure_splits
+
+    run = Run(folder)
+    todo = measured.unfinished(plan, folder)
+    if "train" in todo:
+        epochs = _Epochs(int(plan.wanted().get("epochs", 70)), watch)
+        train(
+            out=folder,
+            preset=plan.preset,
+            resume=run.config.exists(),
+            progress=epochs,
+            **{**plan.settings, "seed": plan.seed},
+        )
+    todo = measured.unfinished(plan, folder)
+    if "certify" in todo:
+        certify(
+            run,
+            jobs=threads,
+            **plan.certify,
+            progress=lambda s: watch("certify", s.samples - s.open, s.samples),
+        )
+    if "estimate" in todo:
+        options = measured.estimate_settings(plan)
+        estimate_margins(run, options, lambda *counts: watch("estimate", *counts))
+    if "exact" in todo:
+        counts = plan.exact["samples"], plan.exact["milp"]
+        options = measured.exact_settings(plan)
+        exact_margins(run, options, *counts, lambda *done: watch("exact", *done))
+    if "splits" in todo:
+        options = measured.split_settings(plan)
+        measure_splits(run, options, lambda *counts: watch("splits", *counts))
+
+
+class _Epochs:
+    """Counts the epochs of a training."""
+
+    def __init__(self, epochs: int, watch: Watch) -> None:
+        self.epochs, self.watch = epochs, watch
+
+    def step(self, epoch: int, iteration: int, result: Any, radius: float) -> None:
+        """Do nothing: once per epoch is enough."""
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """Report an epoch."""
+        self.watch("train", record["epoch"] + 1, self.epochs)
+
+
+def main() -> int:
+    """Carry out the plan on standard input."""
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
+    threads = int(request["threads"])
+    torch.set_num_threads(threads)
+    try:
+        plan = Plan.from_json(request["plan"])
+        carry_out(plan, Path(request["folder"]), threads=threads, watch=_report)
+    except UserError as error:
+        _say({"error": " ".join(str(error).split())})
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        _say({"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]})
+        return 1
+    return 0
+
+
+def _report(part: str, done: int, total: int) -> None:
+    _say({"part": part, "done": done, "total": total})
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, then end this process, whatever it is doing."""
+    while sys.stdin.readline():
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    # Threads of libraries that are still at work must not keep the process alive.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,61 @@
+"""A browser for all tests of the page, and a real run on MNIST to report on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from browser import Browser, find_browser
+
+import tightrope as tr
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    executable = find_browser()
+    if executable is None:
+        pytest.skip(
+            "no Chromium here: install chromium (as root, TIGHTROPE_INSTALL_BROWSER=1 does it)"
+        )
+    running = Browser(executable, tmp_path_factory.mktemp("profile"))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network trained on MNIST for a second and certified; tests must not change it."""
+    folder = tmp_path_factory.mktemp("real") / "run"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tiny networks lose more by waiting than they gain
+    tr.train(
+        out=folder,
+        net="mlp",
+        method="ibp",
+        eps=0.01,
+        epochs=4,
+        width=8,
+        depth=1,
+        batch_norm=False,
+        train_samples=1024,
+        validation=64,
+        batch_size=64,
+        learning_rate=0.01,
+        annealing_epochs=1,
+        device="cpu",
+    )
+    stages = ("ibp", "attack", "crown-ibp")
+    tr.certify(folder, samples=100, eps="8/255", steps=10, restarts=1, stages=stages)
+    torch.set_num_threads(threads)
+    return folder
+
+
+@pytest.fixture
+def run_folder(real_run: Path, tmp_path: Path) -> Path:
+    """A real run of the test's own."""
+    folder = tmp_path / "run"
+    shutil.copytree(real_run, folder)
+    return folder
