@@ -17,10 +17,11 @@ test: $(INSTALLED) ## Run the tests.
 test-slow: $(INSTALLED) ## Run the slow tests too: real training and long fuzzing.
 	$(BIN)/python -m pytest -q -m "slow or not slow"
 
-bench: $(INSTALLED) ## Measure the cost of training steps, relative to a standard step.
+bench: $(INSTALLED) ## Measure training steps, relative to a standard step, and bounds.
 	$(BIN)/python benchmarks/data_loading.py
 	$(BIN)/python benchmarks/latent.py
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/bounds.py
 
 lint: $(INSTALLED) ## Check style and types.
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ from tightrope.box import Box
 from tightrope.certification.properties import Unsafe
 from tightrope.domains import interval
 from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import ALPHA, CROWN, CROWN_IBP, best_bounds, relax
+from tightrope.domains.crown import CROWN, CROWN_IBP, Effort, best_bounds, relax
 from tightrope.graph import Graph, trace
 from tightrope.training.initialization import initialize
 
@@ -30,6 +30,7 @@ CASES = {
     "cnn7": ((3, 32, 32), {"batch_norm": True}, 2 / 255),
     "cnn3": ((1, 28, 28), {"batch_norm": True, "width": 16}, 0.1),
 }
+ALPHA_20 = Effort(iterations=20)
 METHODS = {"ibp": 8, "crown-ibp": 8, "crown": 1, "alpha": 1}
 
 
@@ -49,10 +50,10 @@ def margins(graph: Graph, box: Box, method: str) -> torch.Tensor:
     if method == "ibp":
         labels = torch.zeros(batch, dtype=torch.long)
         return interval.margins(graph, box, labels, rounding=ROUNDING)[0][:, 1:]
-    effort = {"crown-ibp": CROWN_IBP, "crown": CROWN, "alpha": ALPHA}[method]
+    effort = {"crown-ibp": CROWN_IBP, "crown": CROWN, "alpha": ALPHA_20}[method]
     relaxation = relax(graph, box, effort=effort, rounding=ROUNDING)
     if method == "alpha":
-        return best_bounds(relaxation, matrix, threshold=float("inf"))
+        return best_bounds(relaxation, matrix, effort=effort, threshold=float("inf"))
     owner = torch.arange(batch).repeat_interleave(len(matrix))
     rows = Coefficients(matrix.repeat(batch, 1), owner)
     return relaxation.lower(relaxation.output, rows)
@@ -79,7 +80,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    print(f"{'network':<8} {'method':<10} {'images':>6} {'seconds':>9} {'peak GB':>8} {'mean margin':>12}")
+    print(
+        f"{'network':<8} {'method':<10} {'images':>6} {'seconds':>9} {'peak GB':>8} {'mean margin':>12}"
+    )
     for name in arguments.nets.split(","):
         for method in arguments.methods.split(","):
             results = context.Queue()

@@ -53,9 +53,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rows = list(csv.DictReader((arguments.folder / "instances.csv").open(encoding="utf-8")))
-    print(
-        f"{'instance':<58} {'known':>6} {'ours':>8} {'stage':>7} {'s':>8} {'domains':>8} {'peer':>6}"
-    )
+    head = ("instance", "known", "ours", "stage", "s", "domains", "peer")
+    print("{:<58} {:>6} {:>8} {:>7} {:>8} {:>8} {:>6}".format(*head))
     wrong = undecided = 0
     total = timed = theirs = 0.0
     for row in rows:

@@ -44,10 +44,8 @@ KEYS = {
 def find_browser() -> str | None:
     """Return the path of a Chromium, installing it where that was asked for."""
     found = _find()
-    wanted = (
-        "true" in os.environ.get("CI", "") or os.environ.get("TIGHTROPE_INSTALL_BROWSER") == "1"
-    )
-    if found is None and wanted and os.geteuid() == 0 and shutil.which("apt-get"):
+    asked = {os.environ.get("CI") == "true", os.environ.get("TIGHTROPE_INSTALL_BROWSER") == "1"}
+    if found is None and True in asked and os.geteuid() == 0 and shutil.which("apt-get"):
         for arguments in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
             subprocess.run(["apt-get", *arguments], capture_output=True, timeout=600, check=False)
         found = _find()

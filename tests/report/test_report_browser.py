@@ -77,9 +77,7 @@ def test_every_section_is_rendered(open_page: Open, single: Path) -> None:
     assert tab.run("document.querySelector('.card.certified .card-value').textContent") != "–"
 
 
-@pytest.mark.parametrize(
-    ("width", "mobile"), [(320, True), (390, True), (820, True), (1440, False)]
-)
+@pytest.mark.parametrize(("width", "mobile"), [(360, True), (1280, False)])
 def test_every_width(
     open_page: Open, several: Path, tmp_path: Path, width: int, mobile: bool
 ) -> None:
