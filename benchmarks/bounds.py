@@ -80,9 +80,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    print(
-        f"{'network':<8} {'method':<10} {'images':>6} {'seconds':>9} {'peak GB':>8} {'mean margin':>12}"
-    )
+    head = ("network", "method", "images", "seconds", "peak GB", "mean margin")
+    print("{:<8} {:<10} {:>6} {:>9} {:>8} {:>12}".format(*head))
     for name in arguments.nets.split(","):
         for method in arguments.methods.split(","):
             results = context.Queue()

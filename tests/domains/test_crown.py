@@ -91,7 +91,7 @@ def test_optimised_slopes_are_never_worse(kind: str, layer: nn.Module) -> None:
     default = found.lower(found.output, rows)
     last = default
     for iterations in (0, 1, 10):
-        slopes = optimize_slopes(found, found.output, rows, iterations=iterations)
+        slopes = optimize_slopes(found, found.output, rows, iterations=iterations, rate=0.25)
         bound = found.lower(found.output, rows, slopes=slopes)
         assert (bound >= default - 1e-9).all()
         assert (bound >= last - 1e-9).all(), "a longer ascent begins like a shorter one"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from tightrope.report.axes import Scale, path, ticks, widen
 from tightrope.report.margins import bin_edges, count_bins
 from tightrope.report.numbers import count, duration, percent, significant
 from tightrope.report.overview import radius_value
+from tightrope.report.pictures import is_picture, picture, signed_picture
 
 values = st.floats(-1e6, 1e6).map(lambda v: round(v, 4))
 
@@ -94,13 +99,41 @@ def test_durations(seconds: float | None, text: str) -> None:
 
 
 def test_numbers() -> None:
-    assert (
-        percent(0.98765).replace("\u202f", " ") == "98.77 %" or percent(0.98765) == "98.76\u202f%"
-    )
+    assert percent(0.9877) == "98.77\u202f%" and percent(0.5, 0) == "50\u202f%"
     assert percent(None) == "–"
     assert count(1234567).replace("\u202f", " ") == "1 234 567"
     assert significant(-0.000012345) == "−1.23e−5"
     assert significant(12.3456) == "12.3" and significant(math.inf) == "–"
+
+
+def pixels(uri: str) -> np.ndarray:
+    start = "data:image/png;base64,"
+    assert uri.startswith(start)
+    with Image.open(io.BytesIO(base64.b64decode(uri[len(start) :]))) as image:
+        return np.asarray(image)
+
+
+def test_pictures_hold_the_pixels() -> None:
+    grey = np.array([[[0.0, 0.5], [1.0, 2.0]]])
+    assert pixels(picture(grey)).tolist() == [[0, 128], [255, 255]]
+    colors = np.arange(12).reshape(3, 2, 2) / 255
+    assert pixels(picture(colors)).tolist() == [[[0, 4, 8], [1, 5, 9]], [[2, 6, 10], [3, 7, 11]]]
+
+
+def test_changes_are_signed_and_amplified() -> None:
+    change = np.array([[[-0.1, 0.0], [0.05, 0.2]]])
+    [[darker, none], [half, lighter]] = pixels(signed_picture(change, 0.1)).astype(int)
+    assert darker[2] > darker[0] + 100 and lighter[0] > lighter[2] + 100
+    assert np.ptp(none) < 5 and none.min() > 230
+    assert lighter.tolist() != half.tolist() and half[0] > half[2]
+    colors = np.stack([np.full((1, 1), v) for v in (-0.1, 0.0, 0.1)])
+    assert pixels(signed_picture(colors, 0.1)).tolist() == [[[0, 128, 255]]]
+    assert pixels(signed_picture(np.zeros((1, 1, 1)), 0.0)).min() > 230
+
+
+def test_only_images_are_pictures() -> None:
+    shapes = [(1, 2, 2), (3, 4, 5), (2, 2, 2), (4,), (1, 0, 2)]
+    assert [is_picture(shape) for shape in shapes] == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_up_runs import EPOCHS, Page, write_run
 
 import tightrope as tr
@@ -29,6 +32,11 @@ def notices(run: Run) -> str:
     for notice in result.notices:
         assert "\n" not in notice and notice.removeprefix(f"{run.folder}: ") in page.text
     return " | ".join(result.notices)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("whole") / "run").folder
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -170,6 +178,28 @@ def test_damaged_settings(tmp_path: Path, content: bytes) -> None:
     assert not page.all("img")
     run.config.unlink()
     assert "config.toml is missing" in notices(run)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_bytes_that_rotted(whole_run: Path, data: st.DataObject) -> None:
+    """Whatever happened to a file, there is a page or one line about it."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        shutil.copytree(whole_run, folder)
+        files = sorted(p for p in folder.rglob("*") if p.is_file())
+        path = data.draw(st.sampled_from(files), label="file")
+        content = bytearray(path.read_bytes())
+        start = data.draw(st.integers(0, len(content)), label="start")
+        length = data.draw(st.sampled_from([0, 1, 4, 100_000]), label="length")
+        content[start : start + length] = data.draw(st.binary(max_size=6), label="bytes")
+        path.write_bytes(content)
+        try:
+            page = tr.report(folder).page
+        except tr.UserError as error:
+            assert "\n" not in str(error)
+        else:
+            assert len(Page(page.read_text(encoding="utf-8")).all("section")) == 7
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,13 +151,15 @@ class _Scene:
         if path.parent != self.run.counterexamples or path.suffix != ".npy":
             return None
         try:
-            # Mapped, so that a header that promises gigabytes costs nothing.
-            point = np.load(path, mmap_mode="r", allow_pickle=False)
+            with warnings.catch_warnings():  # numpy warns of headers that are merely strange
+                warnings.simplefilter("ignore")
+                # Mapped, so that a header that promises gigabytes costs nothing.
+                point = np.load(path, mmap_mode="r", allow_pickle=False)
             expected = None if self.dataset is None else self.dataset.input_shape
             if point.shape != expected or point.dtype.kind != "f":
                 return None
             values = np.array(point, dtype=np.float32)
-        except (OSError, ValueError, EOFError):
+        except Exception:  # a damaged header makes numpy raise errors of any kind
             return None
         return values if np.isfinite(values).all() else None
 

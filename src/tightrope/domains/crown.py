@@ -24,6 +24,7 @@ from tightrope.domains.magnitudes import Magnitudes, largest
 from tightrope.domains.reduced import COPIES, MEMORY, Reducer, reduce, reducible
 from tightrope.domains.relaxations import lines, unstable
 from tightrope.graph import Graph, ops
+from tightrope.graph.maxpool import maximum_of
 
 WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take
 
@@ -64,7 +65,7 @@ def relax(graph: Graph, box: Box, *, effort: Effort = ALPHA, rounding: float = 0
     for i, node in enumerate(graph.nodes[1:], start=1):
         inputs = [found.boxes[j] for j in node.inputs]
         bounds = interval.RULES[type(node.op)](node.op, *inputs, rounding=rounding)
-        bounds = Box(*bounds.corners)
+        bounds = _as_maximum(found, i, Box(*bounds.corners))
         if rounding:
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
@@ -128,6 +129,16 @@ def _cornered(box: Box, rounding: float) -> Box:
     infinity = torch.full_like(center, torch.inf)
     lower, upper = center - radius, center + radius
     return Box(torch.nextafter(lower, -infinity), torch.nextafter(upper, infinity))
+
+
+def _as_maximum(found: Relaxation, i: int, bounds: Box) -> Box:
+    """Tighten intervals of a maximum: as a sum, its two parts would be bounded apart."""
+    pair = maximum_of(found.graph, i)
+    if pair is None:
+        return bounds
+    a, b = (found.boxes[j] for j in pair)
+    lower = torch.maximum(bounds.lower, torch.maximum(a.lower, b.lower))
+    return Box(lower, torch.minimum(bounds.upper, torch.maximum(a.upper, b.upper)))
 
 
 def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:

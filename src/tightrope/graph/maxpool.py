@@ -124,3 +124,17 @@ def _nonnegative(graph: Graph, position: int) -> bool:
     if padded or isinstance(node.op, _KEEP_SIGN):
         return all(_nonnegative(graph, j) for j in node.inputs)
     return False
+
+
+def maximum_of(graph: Graph, position: int) -> tuple[int, int] | None:
+    """Return the two nodes whose maximum a node is, if it is `a + relu(b - a)`."""
+    node = graph.nodes[position]
+    if not isinstance(node.op, ops.Add):
+        return None
+    first, bent = node.inputs
+    if not isinstance(graph.nodes[bent].op, ops.Relu):
+        return None
+    gap = graph.nodes[graph.nodes[bent].inputs[0]]
+    if not isinstance(gap.op, ops.Sub) or gap.inputs[1] != first:
+        return None
+    return first, gap.inputs[0]

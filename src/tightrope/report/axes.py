@@ -101,7 +101,7 @@ class Frame:
 
     def y_title(self, title: str) -> Markup:
         """Return the name of the vertical axis, which is read at its top."""
-        return text(0, self.top - 4, title, "axis-title")
+        return text(0, 10, title, "axis-title")
 
     def svg(self, label: str, *content: Markup | None, **attributes: str | None) -> Markup:
         """Return the picture; `label` describes it to those who cannot see it."""

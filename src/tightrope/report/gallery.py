@@ -32,8 +32,9 @@ def draw_gallery(run: Contents) -> Markup | None:
 
 
 def _row(title: str, hint: str, cards: list[Markup], nothing: str) -> Markup:
-    content = tag("ul", each(cards), class_="gallery") if cards else tag("p", nothing)
-    return tag("div", tag("h4", title), tag("p", hint, class_="hint"), content, class_="exhibits")
+    content = tag("ul", each(cards), class_="gallery") if cards else None
+    intro = tag("p", hint if cards else nothing, class_="hint")
+    return tag("div", tag("h4", title), intro, content, class_="exhibits")
 
 
 def _falsified(exhibit: Exhibit) -> Markup:

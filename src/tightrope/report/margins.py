@@ -11,7 +11,7 @@ from tightrope.report.markup import Markup, each, join, scrolling, tag
 from tightrope.report.numbers import count, significant
 from tightrope.report.verdicts import key
 
-FRAME = Frame(width=780, height=270, left=50, top=22)
+FRAME = Frame(width=780, height=270, left=50, top=26)
 BINS = 64
 # Margins beyond these quantiles go into the outermost bins, so that few do not hide many.
 TAIL = 0.005

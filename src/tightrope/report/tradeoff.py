@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tightrope.report.axes import Frame, Scale, line, text, widen
-from tightrope.report.content import Contents
+from tightrope.report.content import Certificate, Contents
 from tightrope.report.markup import Markup, join, scrolling, tag
 from tightrope.report.numbers import percent
 
 FRAME = Frame(width=780, height=380, left=56, top=26, bottom=40)
 LONGEST = 22
+# More runs than this go by their numbers: names would cover each other.
+NAMED = 8
 LETTER = 6.6  # about the width of a letter of a label
 LINE = 15.0
 # Where a label may be, relative to its dot: to the right of it, left, above, below.
@@ -35,9 +37,9 @@ def draw_tradeoff(runs: Sequence[Contents]) -> Markup | None:
     x = FRAME.horizontal(*_range(naturals))
     y = FRAME.vertical(*_range(robust))
     dots: list[Markup | None] = []
-    taken = [(x(c.natural) - 6, y(c.certified) - 6, 12.0, 12.0) for c in certificates]
+    taken = [_mark(c, x, y) for c in certificates]
     for number, run in shown:
-        dots.append(_dot(number, run, x, y, taken, alone=len(runs) == 1))
+        dots.append(_dot(run, _label(number, run, len(runs)), x, y, taken))
     svg = FRAME.svg(
         "Natural and certified accuracy: "
         + "; ".join(
@@ -55,7 +57,23 @@ def draw_tradeoff(runs: Sequence[Contents]) -> Markup | None:
         "A dot is the certified accuracy; the bar above it is what the attack left standing. "
         "The exact robust accuracy lies between the two."
     )
+    if len(runs) > NAMED:
+        hint += " The numbers are those of the table of all runs."
     return tag("figure", scroll, tag("p", hint, class_="hint"), class_="panel")
+
+
+def _label(number: int, run: Contents, runs: int) -> str:
+    if runs > NAMED:
+        return str(number)
+    name = run.name if len(run.name) <= LONGEST else f"{run.name[: LONGEST - 1]}…"
+    return name if runs == 1 else f"{number} {name}"
+
+
+def _mark(certificate: Certificate, x: Scale, y: Scale) -> Rectangle:
+    """Return the area of a dot and the line above it."""
+    across, up = x(certificate.natural), y(certificate.certified)
+    top = up if certificate.adversarial is None else min(up, y(certificate.adversarial))
+    return across - 6, top - 6, 12.0, up - top + 12
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -79,9 +97,7 @@ def _diagonal(x: Scale, y: Scale) -> Markup | None:
     return join(drawn, text(x(high) - 8, y(high) + 14, "robust = natural", "diagonal-name end"))
 
 
-def _dot(
-    number: int, run: Contents, x: Scale, y: Scale, taken: list[Rectangle], *, alone: bool
-) -> Markup | None:
+def _dot(run: Contents, label: str, x: Scale, y: Scale, taken: list[Rectangle]) -> Markup | None:
     certificate = run.certificate
     assert certificate is not None
     across, up = x(certificate.natural), y(certificate.certified)
@@ -90,8 +106,6 @@ def _dot(
         top = y(certificate.adversarial)
         bar = line("whisker", across - 6, top, across + 6, top)
         whisker = join(line("whisker", across, up, across, top), bar)
-    name = run.name if len(run.name) <= LONGEST else f"{run.name[: LONGEST - 1]}…"
-    label = name if alone else f"{number} {name}"
     dx, dy = _free_place(across, up, len(label) * LETTER, taken)
     hint = (
         f"{run.name}: natural {percent(certificate.natural)}, "

@@ -43,12 +43,13 @@ def histogram(axes: Any, values: Mapping[str, Values], *, spread: float | None =
     for name, numbers in values.items():
         text = f"{label(name)} (mean {numbers.mean():.3g})"
         shown = np.clip(numbers, low, high)
+        look = {"label": text, "color": COLORS.get(name), "alpha": 0.55}
         weights = np.full(len(numbers), 1 / len(numbers))
-        color = COLORS.get(name)
-        axes.hist(shown, bins, weights=weights, alpha=0.55, label=text, color=color)
+        # One outline: the legend's place is searched for among all shapes.
+        axes.hist(shown, bins, weights=weights, histtype="stepfilled", **look)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_ylabel("share of samples")
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper right")
 
 
 def curves(

@@ -56,7 +56,12 @@ class Plan:
 
     def wanted(self) -> dict[str, Any]:
         """Return all settings of the training that are asked for."""
-        return {**load_preset(self.preset), **self.settings, "seed": self.seed}
+        preset = load_preset(self.preset)
+        if "method" in self.settings:
+            # As in `train`: another method has no use for the options of the preset's.
+            own = f"{section(self.method)}."
+            preset = {k: v for k, v in preset.items() if "." not in k or k.startswith(own)}
+        return {**preset, **self.settings, "seed": self.seed}
 
     def commands(self, folder: Path) -> list[str]:
         """Return the commands that make this run by hand."""

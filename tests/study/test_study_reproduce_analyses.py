@@ -1,0 +1,340 @@
+"""Each analysis on run folders made by hand: tables and verdicts follow from the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from handmade_runs import make_run, robust
+
+from tightrope.study import published
+from tightrope.study.experiment import Claim, Findings, Verdict
+from tightrope.study.experiments import EXPERIMENTS, bound_gap
+from tightrope.study.measured import Measurements
+from tightrope.study.output import draw
+
+HOLDS, FAILS, UNTESTED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNTESTED
+METHODS = ("pgd", "ibp", "sabr", "taps", "staps")
+
+
+def analyse(name: str, folder: Path, **options: Any) -> Findings:
+    return EXPERIMENTS[name].analyse(Measurements(folder, **options))
+
+
+def verdicts(findings: Findings) -> list[Verdict]:
+    return [claim.verdict for claim in findings.claims]
+
+
+def claim(findings: Findings, fragment: str) -> Claim:
+    (found,) = [claim for claim in findings.claims if fragment in claim.text]
+    return found
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+def test_without_runs_nothing_is_claimed(name: str, scale: str, tmp_path: Path) -> None:
+    findings = analyse(name, tmp_path / "nowhere", scale=scale)
+    assert findings.claims and set(verdicts(findings)) == {UNTESTED}
+    assert findings.tables and not findings.problems and not findings.pictures
+
+
+def test_a_failed_run_is_named_in_the_claims(tmp_path: Path) -> None:
+    make_run(tmp_path, "mnist-0.1-cnn3-ibp")
+    make_run(tmp_path, "mnist-0.1-cnn3-taps")
+    found = analyse("main", tmp_path, failures={"mnist-0.1-cnn3-taps": "no memory"})
+    about = claim(found, "mnist-0.1-cnn3: TAPS improves")
+    assert about.verdict == UNTESTED
+    assert about.evidence == "run mnist-0.1-cnn3-taps failed: no memory"
+    row = next(r for r in found.tables[0].rows if r["group"] == "mnist-0.1-cnn3")
+    assert row["natural"] is None
+
+
+# --- precision ----------------------------------------------------------------------------------
+
+
+def solved(exact: list[float], program: list[float] | None = None) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = [
+        {"index": i, "by": "search", "lower": v, "upper": v + 1e-4} for i, v in enumerate(exact)
+    ]
+    for record, value in zip(records, program or [], strict=False):
+        record["milp"] = {"lower": value, "upper": value + 1e-6, "finished": True}
+    return records
+
+
+def precision_runs(
+    folder: Path, accuracies: dict[str, float], taps_error: float = 0.02, shift: float = 0.0
+) -> None:
+    exact = [-2.0, -1.0, 0.5, -0.25]
+    for method in METHODS:
+        margins = {
+            "ibp": [v + d for v, d in zip(exact, (0.9, 1.9, 0.9, 0.9), strict=True)],
+            "pgd": [v + d for v, d in zip(exact, (-0.5, 0, -0.5, 0), strict=True)],
+            "sabr": [v + d for v, d in zip(exact, (0.3, -0.3, 0.3, 0.3), strict=True)],
+            "taps": [v + d * taps_error for v, d in zip(exact, (1, -1, 1, 1), strict=True)],
+        }
+        program = [value + shift for value in exact[:2]]
+        make_run(
+            folder,
+            f"tiny-{method}",
+            accuracies=(92.0, accuracies[method], accuracies[method]),
+            samples=10_000,
+            margins=margins,
+            exact=solved(exact, program),
+        )
+
+
+def test_precision_as_published(tmp_path: Path) -> None:
+    precision_runs(tmp_path, published.EXACT)
+    found = analyse("precision", tmp_path)
+    assert set(verdicts(found)) == {HOLDS} and not found.problems
+    accuracies, errors, comparison = found.tables
+    taps = next(row for row in accuracies.rows if row["method"] == "TAPS")
+    assert taps["exact"] == pytest.approx(87.14) and taps["paper_exact"] == 87.14
+    assert (taps["pgd"], taps["taps"], taps["ibp"]) == (75.0, 75.0, 25.0)
+    sabr = next(r for r in errors.rows if (r["method"], r["estimate"]) == ("TAPS", "SABR"))
+    assert sabr["mean"] == pytest.approx(0.15) and sabr["absolute"] == pytest.approx(0.3)
+    assert sabr["samples"] == 4 and sabr["paper_absolute"] == 0.290
+    assert [row["compared"] for row in comparison.rows] == [2] * 5
+    assert [row["contradictions"] for row in comparison.rows] == [0] * 5
+
+
+def test_precision_tells_what_does_not_hold(tmp_path: Path) -> None:
+    precision_runs(tmp_path, {**published.EXACT, "sabr": 88.0, "pgd": 90.0}, taps_error=0.08)
+    found = analyse("precision", tmp_path)
+    assert claim(found, "rises from IBP").verdict == FAILS
+    assert claim(found, "least robust").verdict == FAILS
+    assert claim(found, "within a point").verdict == FAILS
+    assert "sabr +1.79" in claim(found, "within a point").evidence
+    assert claim(found, "five times smaller").verdict == FAILS
+    assert claim(found, "On the TAPS-trained network TAPS is the most").verdict == HOLDS
+
+
+def test_staps_may_be_half_a_point_below_taps(tmp_path: Path) -> None:
+    precision_runs(tmp_path / "a", {**published.EXACT, "staps": 86.7})
+    assert claim(analyse("precision", tmp_path / "a"), "rises from IBP").verdict == HOLDS
+    precision_runs(tmp_path / "b", {**published.EXACT, "staps": 86.6})
+    assert claim(analyse("precision", tmp_path / "b"), "rises from IBP").verdict == FAILS
+
+
+@pytest.mark.parametrize("shift", [0.01, -0.01])
+def test_a_disagreement_with_the_program_is_a_problem(tmp_path: Path, shift: float) -> None:
+    precision_runs(tmp_path, published.EXACT, shift=shift)
+    found = analyse("precision", tmp_path)
+    assert len(found.problems) == 5 and "contradict each other on 2 samples" in found.problems[0]
+    assert [row["contradictions"] for row in found.tables[2].rows] == [2] * 5
+
+
+def test_samples_that_nobody_solved_do_not_count(tmp_path: Path) -> None:
+    precision_runs(tmp_path, published.EXACT)
+    path = tmp_path / "tiny-taps" / "exact.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = '{"index": 0, "by": "nobody", "lower": -1e30, "upper": 1e30, "milp": null}'
+    path.write_text("\n".join(lines) + '\n{"index": 4, "by"')  # and a torn line
+    found = analyse("precision", tmp_path)
+    row = next(r for r in found.tables[2].rows if r["method"] == "TAPS")
+    assert (row["solved"], row["open"], row["compared"]) == (3, 1, 1)
+
+
+# --- the others ---------------------------------------------------------------------------------
+
+
+def test_main(tmp_path: Path) -> None:
+    rows = {"ibp": (97.0, 93.0), "sabr": (98.0, 94.0), "taps": (97.5, 95.0), "staps": (98.2, 93.5)}
+    for method, (natural, certified) in rows.items():
+        name = f"mnist-0.1-cnn3-{method}"
+        make_run(tmp_path, name, accuracies=(natural, 96.0, certified), method=method)
+    found = analyse("main", tmp_path)
+    assert claim(found, "mnist-0.1-cnn3: TAPS improves").verdict == HOLDS
+    assert claim(found, "mnist-0.1-cnn3: TAPS or STAPS").verdict == HOLDS
+    assert claim(found, "mnist-0.1-cnn3: STAPS improves").verdict == FAILS
+    assert claim(found, "mnist-0.3-cnn3: TAPS improves").verdict == UNTESTED
+    row = next(r for r in found.tables[0].rows if r["method"] == "SABR")
+    assert (row["natural"], row["paper_natural"], row["paper_certified"]) == (98.0, 99.23, 98.22)
+
+
+def test_weight(tmp_path: Path) -> None:
+    names = ("equal-ibp", *(f"equal-taps-weight{w}" for w in ("0", "1")), "equal-taps")
+    names = (*names, *(f"equal-taps-weight{w}" for w in ("10", "20", "inf")))
+    for i, name in enumerate(names):
+        certified = (85.0, 86, 88, 90, 89, 80, 40)[i]
+        make_run(
+            tmp_path, name, accuracies=(94.0 + i / 2, 91, certified), certifying=10.0 * (i + 1)
+        )
+    found = analyse("weight", tmp_path)
+    assert verdicts(found) == [HOLDS] * 3
+    five = next(row for row in found.tables[0].rows if row["weight"] == "5")
+    assert five["certified"] == pytest.approx(90) and five["paper_certified"] == 93.62
+    assert five["seconds"] == pytest.approx(0.04)
+
+
+def test_weight_without_a_peak(tmp_path: Path) -> None:
+    names = ("ibp", "taps-weight0", "taps-weight1", "taps", "taps-weight10", "taps-weight20")
+    for i, name in enumerate((*names, "taps-weightinf")):
+        make_run(tmp_path, f"equal-{name}", accuracies=(95.0 - i, 91, 80.0 + i), certifying=9.0 - i)
+    assert verdicts(analyse("weight", tmp_path)) == [FAILS] * 3
+
+
+def split_runs(folder: Path, **options: Any) -> None:
+    # One ReLU is the preset's own split.
+    names = ("-relus0", "", *(f"-relus{k}" for k in range(2, 7)))
+    for k, ending in enumerate(names):
+        own = {name: values[k] for name, values in options.items()}
+        make_run(folder, f"mnist-0.1-cnn7-taps{ending}", **own)
+
+
+def test_split(tmp_path: Path) -> None:
+    accuracies = [(95.0 + k, 94.0, 90.0 + (k == 3)) for k in range(7)]
+    by_ibp = [88.0, 80, 70, 60, 5, 10, 50]
+    split_runs(tmp_path, accuracies=accuracies, by_ibp=by_ibp)
+    found = analyse("split", tmp_path)
+    assert verdicts(found) == [HOLDS, HOLDS]
+    third = found.tables[0].rows[3]
+    assert (third["relus"], third["by_ibp"], third["by_crown"]) == (3, 60.0, 65.0)
+    assert third["paper_by_ibp"] == 62.83
+
+
+def test_trainability(tmp_path: Path) -> None:
+    good = [{t: 90.0 - abs(t - k) for t in range(7)} for k in range(7)]
+    split_runs(tmp_path / "good", splits=good)
+    found = analyse("trainability", tmp_path / "good")
+    assert verdicts(found) == [HOLDS]
+    assert found.tables[0].rows[2]["tested_4"] == pytest.approx(88.0)
+    bad = [dict.fromkeys(range(7), 90.0 + 5 * (k == 1)) for k in range(7)]
+    split_runs(tmp_path / "bad", splits=bad)
+    assert verdicts(analyse("trainability", tmp_path / "bad")) == [FAILS]
+
+
+def test_connector(tmp_path: Path) -> None:
+    shapes = {"short-taps": (80, 82, 85, 84, 83), "equal-taps": (90, None, 90, None, 89)}
+    for base, values in shapes.items():
+        for ending, value in zip(("0", "0.25", "", "0.75", "1"), values, strict=True):
+            if value is not None:
+                name = f"{base}-connector{ending}" if ending else base
+                margins = {"taps": robust(value), "natural": robust(value + 5)}
+                make_run(tmp_path, name, margins=margins)
+    found = analyse("connector", tmp_path)
+    assert verdicts(found) == [HOLDS, HOLDS, HOLDS, FAILS, FAILS, FAILS]
+    assert [row["taps"] for row in found.tables[0].rows][:5] == [80, 82, 85, 84, 83]
+
+
+def test_estimators(tmp_path: Path) -> None:
+    natural = {"equal-taps": 96, "equal-taps-single": 30}
+    natural |= {"equal-taps-relus2": 96, "equal-taps-relus2-single": 97}
+    for name, value in natural.items():
+        certified = value - 10.0
+        margins = {"natural": robust(value), "taps": robust(80)}
+        make_run(tmp_path, name, accuracies=(value, 90, certified), margins=margins)
+    found = analyse("estimators", tmp_path)
+    assert verdicts(found) == [HOLDS, HOLDS, HOLDS, FAILS, FAILS]
+    assert found.tables[0].rows[1]["paper_certified"] == 93.62
+
+
+def test_attack_strength(tmp_path: Path) -> None:
+    make_run(tmp_path, "short-ibp", accuracies=(90, 81, 80.0))
+    names = {"-steps1": 82, "-steps1-restarts3": 82, "-steps5": 82, "-steps5-restarts3": 82}
+    names |= {"": 83, "-restarts3": 84, "-steps100": 85}
+    for ending, certified in names.items():
+        natural = 95.0 - certified / 100
+        make_run(tmp_path, f"short-taps{ending}", accuracies=(natural, 90, certified))
+    found = analyse("attack-strength", tmp_path)
+    assert verdicts(found) == [HOLDS] * 3
+    last = found.tables[0].rows[-1]
+    assert (last["steps"], last["certified"], last["paper_certified"]) == (100, 85.0, 93.46)
+
+
+def test_bound_gap(tmp_path: Path) -> None:
+    for method, scale in {"ibp": 0.1, "sabr": 0.4, "taps": 0.9, "staps": 1.2}.items():
+        gaps = [scale * (1 + i / 100) for i in range(100)]
+        margins = {"taps": [0.0] * 100, "staps": [0.0] * 100}
+        margins |= {"ibp": gaps, "sabr": [gap / 5 for gap in gaps]}
+        make_run(tmp_path, f"tiny-{method}", margins=margins)
+    found = analyse("bound-gap", tmp_path)
+    assert verdicts(found) == [HOLDS] * 3
+    taps = next(row for row in found.tables[0].rows if row["method"] == "TAPS")
+    assert taps["taps"] == pytest.approx(0.9 * 1.495) and taps["distance"] < 0.02
+    assert taps["paper_taps"] == pytest.approx(0.8515)
+
+
+def test_scaled_distances() -> None:
+    import numpy as np
+
+    line = np.linspace(0.5, 1.5, 200)
+    assert bound_gap.scaled_distance(line, 7 * line) < 0.02
+    assert bound_gap.scaled_distance(line, np.ones(200)) == pytest.approx(0.5, abs=0.02)
+
+
+def test_proxy(tmp_path: Path) -> None:
+    for i, value in enumerate((80, 85, 90, 95)):
+        # The first 100 samples, those that were certified, are all that counts.
+        margins = {"taps": robust(value, 100) + [1.0] * 50}
+        triple = (99.0, value + 0.5, value - 1.0)
+        make_run(tmp_path, f"run{i}", accuracies=triple, samples=100, margins=margins)
+    make_run(tmp_path, "other-radius", margins={"taps": robust(10)})
+    record = tmp_path / "other-radius" / "margins.json"
+    record.write_text(record.read_text().replace('"0.1"', '"0.2"'))
+    make_run(tmp_path, "uncertified", accuracies=None, margins={"taps": robust(10)})
+    found = analyse("proxy", tmp_path)
+    assert verdicts(found) == [HOLDS, HOLDS]
+    (row,) = found.tables[0].rows
+    assert row["runs"] == 4 and row["certified"] == pytest.approx(1.0)
+    assert row["to_certified"] == pytest.approx(1.0)
+    assert row["to_adversarial"] == pytest.approx(-0.5)
+    assert "0.9139" in str(row["paper"])
+
+
+def test_repeatability(tmp_path: Path) -> None:
+    for method, step in (("taps", 0.1), ("ibp", 2.0)):
+        for seed, ending in enumerate(("", "-seed1", "-seed2")):
+            make_run(tmp_path, f"tiny-{method}{ending}", accuracies=(92, 88, 87 + step * seed))
+    found = analyse("repeatability", tmp_path)
+    assert claim(found, "tiny-taps").verdict == HOLDS
+    assert claim(found, "tiny-ibp").verdict == FAILS
+    assert claim(found, "tiny-sabr").verdict == UNTESTED
+    row = next(r for r in found.tables[0].rows if r["run"] == "tiny-taps")
+    assert row["certified"] == pytest.approx(87.1) and row["certified_deviation"] < 0.11
+
+
+def test_cost(tmp_path: Path) -> None:
+    make_run(tmp_path, "tiny-ibp", training=100, certifying=5, method="ibp")
+    make_run(tmp_path, "tiny-taps", training=350, certifying=4)
+    make_run(tmp_path, "mnist-0.1-taps", training=7, accuracies=None)
+    found = analyse("cost", tmp_path)
+    assert claim(found, "tiny: training").verdict == HOLDS
+    assert claim(found, "tiny: networks").verdict == FAILS
+    rows = {row["run"]: row for row in found.tables[0].rows}
+    assert rows["mnist-0.1-taps"]["paper_training"] == 42_622
+    assert rows["mnist-0.1-taps"].get("certifying") is None
+    assert rows["tiny-taps"]["sample"] == pytest.approx(0.004)
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    precision_runs(tmp_path / "runs", published.EXACT)
+    names = draw(analyse("precision", tmp_path / "runs").pictures, tmp_path / "out")
+    assert names == ["errors.svg", "errors.png", "intro.svg", "intro.png"]
+    assert "<svg" in (tmp_path / "out" / "errors.svg").read_text()
+
+
+def test_the_same_numbers_give_the_same_figure(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    precision_runs(tmp_path / "runs", published.EXACT)
+    pictures = analyse("precision", tmp_path / "runs").pictures[1:]
+    for out in ("a", "b"):
+        assert draw(pictures, tmp_path / out) == ["intro.svg", "intro.png"]
+    for name in ("intro.svg", "intro.png"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name", ["split", "trainability", "connector", "attack-strength", "weight"]
+)
+def test_figures_of_unfinished_experiments_have_gaps(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plan = EXPERIMENTS[name].plans("laptop")[1]
+    splits = dict.fromkeys(range(7), 90.0)
+    margins = {"taps": robust(80), "natural": robust(90)}
+    make_run(tmp_path / "runs", plan.name, margins=margins, splits=splits)
+    pictures = analyse(name, tmp_path / "runs").pictures
+    names = draw(pictures, tmp_path / "out")
+    assert names and all((tmp_path / "out" / file).stat().st_size > 1000 for file in names)

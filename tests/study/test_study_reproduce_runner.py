@@ -1,0 +1,196 @@
+"""Running experiments: reuse, failures, what is written. Real processes, seconds of training."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tightrope as tr
+from tightrope.api import reproducing
+from tightrope.study import output
+from tightrope.study.experiment import Column, Experiment, Findings, Picture, Table, Verdict
+from tightrope.study.experiments import EXPERIMENTS
+from tightrope.study.measured import Measurements
+from tightrope.study.plans import Plan
+from tightrope.study.runner import carry_out_all
+
+SMALL = Plan(
+    "small",
+    "demo",
+    {
+        **{"net": "mlp", "width": 4, "depth": 1, "batch_norm": False, "method": "ibp"},
+        **{"epochs": 1, "annealing_epochs": 0, "decay_epochs": (), "train_samples": 200},
+        **{"validation": 0, "select": "last", "batch_size": 100},
+    },
+    certify={"eps": "0.01", "samples": 5, "timeout": 5.0, "steps": 5, "restarts": 1},
+    estimate={"estimators": ("natural", "taps"), "samples": 5},
+)
+BAD = replace(SMALL, name="bad", settings={**SMALL.settings, "method": "taps"})
+BAD = replace(BAD, settings={**BAD.settings, "taps.classifier_relus": 7})
+
+
+def analyse(runs: Measurements) -> Findings:
+    names = ("small", "bad")
+    columns = (Column("run", "run"), Column("natural", "natural"))
+    rows = [{"run": n, "natural": runs.value(n, lambda run: run.natural)} for n in names]
+    claims = [
+        runs.judge(f"{n} is a run.", "Table 0", [n], lambda run: (True, "yes")) for n in names
+    ]
+    pictures = (Picture("empty", lambda plt: plt.figure()),)
+    return Findings((Table("fake", "A | title", columns, tuple(rows)),), tuple(claims), pictures)
+
+
+FAKE = Experiment("fake", "Small runs run.", "Table 0", lambda scale: [SMALL, BAD], analyse, 1)
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.ends: dict[str, str] = {}
+        self.parts: set[str] = set()
+
+    def start(self, name: str) -> None:
+        pass
+
+    def update(self, name: str, part: str, done: int, total: int) -> None:
+        assert 0 < done <= total
+        self.parts.add(part)
+
+    def end(self, name: str, outcome: str) -> None:
+        self.ends[name] = outcome
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake experiment, carried out once."""
+    folder = tmp_path_factory.mktemp("fake") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(EXPERIMENTS, "fake", FAKE)
+        recorder = Recorder()
+        result = tr.reproduce("fake", out=folder, jobs=2, display=recorder)
+    assert not result.ok and list(result.failures) == ["bad"]
+    assert recorder.ends["small"] == "finished"
+    assert recorder.parts == {"train", "certify", "estimate"}
+    return folder
+
+
+def test_a_failed_run_is_reported_everywhere(out: Path) -> None:
+    reason = "no split with 7 ReLUs"
+    page = (out / "fake" / "table.md").read_text()
+    assert "**Failed:** run bad:" in page and reason in page
+    record = json.loads((out / "fake" / "table.json").read_text())
+    assert reason in record["failures"]["bad"]
+    small, bad = json.loads((out / "fake" / "claims.json").read_text())
+    assert small["verdict"] == Verdict.HOLDS
+    assert bad["verdict"] == Verdict.UNTESTED and "run bad failed" in bad["evidence"]
+    assert "**holds**" in (out / "fake" / "claims.md").read_text()
+
+
+def test_results_say_how_to_repeat_them(out: Path) -> None:
+    record = json.loads((out / "fake" / "table.json").read_text())
+    small = record["runs"]["small"]
+    assert small["seed"] == 0 and small["commands"][0].startswith("tightrope train --preset demo")
+    assert small["training_seconds"] > 0 and small["certification_seconds"] > 0
+    assert set(record["versions"]) == {"tightrope", "torch", "numpy", "python"}
+    assert list(record["machine"]) == ["cpus"] and record["seconds"] > 0
+    rows = list(csv.DictReader((out / "fake" / "table.csv").open()))
+    assert [row["run"] for row in rows] == ["small", "bad"]
+    assert rows[0]["natural"] and not rows[1]["natural"]
+    assert not [path for path in out.rglob("*") if ".tmp" in path.name]
+
+
+def test_figures_are_written(out: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert (out / "fake" / "empty.svg").exists() and (out / "fake" / "empty.png").exists()
+
+
+def test_finished_runs_are_used_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only = replace(FAKE, plans=lambda scale: [SMALL])
+    monkeypatch.setitem(EXPERIMENTS, "fake", only)
+    monkeypatch.setattr("subprocess.Popen", None)  # no process may be started
+    before = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*") if p.is_file()}
+    recorder = Recorder()
+    result = tr.reproduce("fake", out=out, display=recorder)
+    assert result.ok and recorder.ends == {"small": "reused"}
+    assert before == {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*") if p.is_file()}
+    assert result.record["runs"]["small"]["reused"]
+
+
+def test_without_matplotlib_there_are_tables(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert output.draw((Picture("empty", lambda plt: plt.figure()),), tmp_path) is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "signal 9 (Killed)"),
+        ("print('nonsense'); print('[1]'); raise SystemExit(3)", "exit code 3"),
+        ('print(\'{"error": "ValueError: no"}\'); raise SystemExit(1)', "ValueError: no (see "),
+        ('print(\'{"error": "out of luck"}\'); raise SystemExit(1)', "out of luck"),
+    ],
+)
+def test_processes_that_die_are_told(tmp_path: Path, code: str, reason: str) -> None:
+    command = [sys.executable, "-c", code]
+    plans = [SMALL, replace(SMALL, name="other")]
+    session = carry_out_all(plans, tmp_path, jobs=2, threads=1, command=lambda: command)
+    assert set(session.failures) == {"small", "other"}
+    assert all(reason in text for text in session.failures.values())
+
+
+def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
+    class Impatient(Recorder):
+        def end(self, name: str, outcome: str) -> None:
+            raise KeyboardInterrupt
+
+    marker = tmp_path / "marker"
+    sleeper = (
+        "import pathlib, sys, time, json\n"
+        "name = json.loads(sys.stdin.readline())['plan']['name']\n"
+        "if name == 'small': sys.exit()\n"
+        f"time.sleep(60); pathlib.Path({str(marker)!r}).touch()\n"
+    )
+    plans = [SMALL, *(replace(SMALL, name=f"other{i}") for i in range(3))]
+    with pytest.raises(KeyboardInterrupt):
+        carry_out_all(
+            plans,
+            tmp_path,
+            jobs=2,
+            threads=1,
+            display=Impatient(),
+            command=lambda: [sys.executable, "-c", sleeper],
+        )
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "presicion"}, "did you mean 'precision'"),
+        ({"scale": "desk"}, "unknown scale"),
+        ({"jobs": 0}, "jobs must be at least 1"),
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"timeout": -1.0}, "timeout must be a positive"),
+        ({"only": "x*"}, "no run matches 'x\\*'; the runs are: tiny-pgd"),
+        ({"mtl.alpha": 1}, "none of the methods"),
+    ],
+)
+def test_bad_input_is_refused(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    name = str(options.pop("name", "precision"))
+    with pytest.raises(tr.UserError, match=message):
+        tr.reproduce(name, out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_that_is_not_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = EXPERIMENTS["main"].plans("laptop")
+    assert any(plan.optional == "cifar10" for plan in plans)
+    monkeypatch.setattr("tightrope.data.describe", lambda: [])
+    assert {p.name.split("-")[0] for p in reproducing._choose(plans, None)} == {"mnist"}
