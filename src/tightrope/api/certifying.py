@@ -18,13 +18,16 @@ from tightrope.certification.stages import DEFAULT_STAGES, STAGES
 from tightrope.certification.summary import Certification, summarize
 from tightrope.errors import UserError, unknown_name
 from tightrope.files import read_json, write_json
+from tightrope.graph import trace
 from tightrope.radius import Radius, format_radius
 from tightrope.runs import Run, open_run
 
-# The unit of work and of randomness, whatever the number of jobs. Larger ones hardly make the
-# attack cheaper; smaller ones share the samples that take minutes more evenly, and less is done
-# again after an interruption.
-BATCH = 100
+# The unit of work and of randomness, whatever the number of jobs. Few samples of a batch are left
+# for the attack, which is wasteful on few; but large networks need their memory, and what a large
+# batch had done is done again after an interruption.
+BATCH = 500
+SMALLEST_BATCH = 50
+NEURONS = 1 << 23  # of all samples of a batch
 # Within a batch, progress is reported no more often than this.
 PROGRESS_SECONDS = 5.0
 
@@ -109,6 +112,13 @@ def _earlier_records(
     return Journal(run.journal).read(set(indices))
 
 
+def _batch_size(examination: Examination) -> int:
+    """Return how many samples go together: as many as memory allows, within limits."""
+    graph = trace(examination.module, examination.input_shape)
+    neurons = sum(math.prod(node.shape) for node in graph.nodes)
+    return min(BATCH, max(SMALLEST_BATCH, NEURONS // neurons))
+
+
 class _Session:
     """One certification, tied to its run folder."""
 
@@ -122,6 +132,7 @@ class _Session:
     ) -> None:
         self.run, self.examination, self.settings = run, examination, settings
         self.records, self.progress = records, progress
+        self.batch = _batch_size(examination)
         self.shown = time.monotonic()
 
     def decide_all(self, jobs: int) -> Certification:
@@ -165,12 +176,13 @@ class _Session:
         indices = self.examination.indices.tolist()
         return [
             first
-            for first in range(0, len(indices), BATCH)
-            if any(i not in self.records for i in indices[first : first + BATCH])
+            for first in range(0, len(indices), self.batch)
+            if any(i not in self.records for i in indices[first : first + self.batch])
         ]
 
     def _batch(self, first: int) -> Batch:
-        indices, x, labels = (t.cpu().numpy() for t in self.examination.batch(first, first + BATCH))
+        tensors = self.examination.batch(first, first + self.batch)
+        indices, x, labels = (t.cpu().numpy() for t in tensors)
         known = frozenset(i for i in indices.tolist() if i in self.records)
         return Batch(indices, x, labels, known)
 
