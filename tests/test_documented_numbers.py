@@ -38,12 +38,32 @@ def test_the_row_of_a_run_is_its_record(run: str) -> None:
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run.startswith("tiny-")])
-def test_what_is_proved_is_what_intervals_say(run: str) -> None:
+def test_every_sample_of_the_smallest_network_is_decided(run: str) -> None:
     proved, estimate = read(run, "certification.json"), read(run, "estimate.json")
-    assert proved["samples"] == 10_000 and proved["complete"]
+    assert proved["samples"] == 10_000 and proved["complete"] and proved["unknown"] == 0
     assert proved["settings"]["eps"] == estimate["settings"]["eps"] == "0.05"
+    assert proved["certified"] == proved["adversarial"]
     # Proofs account for rounding, so they may lose a sample on the edge.
-    assert estimate["ibp"] - 0.001 <= proved["certified"] <= estimate["ibp"]
+    by_intervals = proved["stages"]["ibp"]["verified"] / 10_000
+    assert estimate["ibp"] - 0.001 <= by_intervals <= estimate["ibp"]
+    # An attack sees less than there is.
+    assert proved["certified"] <= estimate["pgd"]
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run.startswith("tiny-")])
+def test_the_table_of_stages_is_the_summary(run: str) -> None:
+    proved = read(run, "certification.json")
+    name = run.removeprefix("tiny-").upper()
+    (line,) = [x for x in PAGE.splitlines() if x.startswith(f"| {name} |") and x.count("|") == 11]
+    cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+    stages = proved["stages"]
+    counts = [
+        f"{stages[stage]['verified']}, {stages[stage]['falsified']}"
+        for stage in ("ibp", "attack", "crown-ibp", "alpha", "bab")
+    ]
+    wrong = str(stages["natural"]["falsified"])
+    certified, seconds = f"{100 * proved['certified']:.2f}", f"{proved['seconds']:.0f}"
+    assert cells[:-1] == [wrong, *counts, certified, seconds]
 
 
 def test_every_number_with_a_percent_sign_is_somewhere_in_the_records() -> None:

@@ -50,6 +50,18 @@ def test_a_failed_run_is_named_in_the_claims(tmp_path: Path) -> None:
     assert row["natural"] is None
 
 
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"complete": true}', '{"margins": 3}', "\xff"])
+def test_damaged_files_are_not_tested(name: str, content: str, tmp_path: Path) -> None:
+    plans = EXPERIMENTS[name].plans("laptop") or EXPERIMENTS["precision"].plans("laptop")
+    for plan in plans:
+        run = make_run(tmp_path, plan.name)
+        for file in ("certification.json", "margins.json", "exact.jsonl", "splits.json"):
+            (run / file).write_bytes(content.encode("latin-1") + b"\n")
+        (run / "history.jsonl").write_bytes(b"nonsense\n")
+    assert set(verdicts(analyse(name, tmp_path))) == {UNTESTED}
+
+
 # --- precision ----------------------------------------------------------------------------------
 
 

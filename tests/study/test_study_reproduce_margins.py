@@ -160,3 +160,14 @@ def test_a_search_that_runs_out_of_time_leaves_it_to_the_program(
         assert record["lower"] == pytest.approx(known["lower"], abs=1e-3)
         assert record["upper"] - record["lower"] < 1e-3
     assert unfinished(replace(PLAN, exact={"samples": 2, "milp": 1}), copy) == []
+
+
+def test_a_point_that_refutes_the_program_is_a_contradiction() -> None:
+    record = {"by": "search", "lower": 0.5, "upper": 1e30}
+    program = {"lower": 0.3, "upper": 0.31, "finished": True}
+    for compare in (True, False):
+        found = {**record, **margins._combined(record, program, False, compare)}
+        assert found["by"] == "nobody" and found["lower"] == 0.5 and contradicts(found)
+    program["upper"] = 0.6
+    found = {**record, **margins._combined(record, program, False, True)}
+    assert found == {"by": "milp", "lower": 0.5, "upper": 0.6, "milp": None}

@@ -121,6 +121,9 @@ def test_commands_repeat_a_run() -> None:
         "tightrope train --preset paper/tiny-taps --seed 0 --set epochs=25 "
         "--set annealing_epochs=7 --set decay_epochs=18,21 --set taps.connector=0 --out runs/x"
     )
-    assert certify == "tightrope certify runs/x --eps 0.1 --samples 10000 --timeout 10"
+    assert certify == (
+        "tightrope certify runs/x --eps 0.1 --samples 10000 --timeout 10 "
+        "--stages ibp,crown-ibp,attack,alpha,bab --steps 50 --restarts 2"
+    )
     assert estimate == "tightrope estimate runs/x --eps 0.1"
     assert load_preset(plan.preset)["method"] == plan.method == "taps"

@@ -172,18 +172,24 @@ def _solve(
     # The search minimises o_y - o_i: what is attained is a lower end here.
     record: dict[str, Any] = {"by": "search", "lower": -found.upper, "upper": -found.lower}
     record["seconds"] = time.perf_counter() - began
-    program = None
     if compare or not found.finished:
         program = _by_program(subject, problem, label)
-    if not found.finished:
-        assert program is not None
-        record |= {"by": "milp" if program["finished"] else "nobody"}
-        record |= {"lower": program["lower"], "upper": program["upper"]}
-    if compare and found.finished:
-        record["milp"] = program
-    elif compare:
-        record["milp"] = None  # nothing to compare it with
+        record |= _combined(record, program, found.finished, compare)
     return {k: _number(v) for k, v in record.items()}
+
+
+def _combined(
+    record: dict[str, Any], program: dict[str, Any], finished: bool, compare: bool
+) -> dict[str, Any]:
+    """Return what a mixed-integer program adds to what the search found."""
+    if finished:
+        return {"milp": program}
+    if record["lower"] > program["upper"] + TOLERANCE:
+        # A point that the search found is worse than the program's proven worst case.
+        return {"by": "nobody", "milp": program}
+    ends = {"lower": max(record["lower"], program["lower"]), "upper": program["upper"]}
+    found = {"by": "milp" if program["finished"] else "nobody", **ends}
+    return {**found, "milp": None} if compare else found  # nothing to compare it with
 
 
 def _by_program(subject: Subject, problem: Problem, label: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,8 @@ from tightrope.training.settings import Settings, read_toml
 
 ESTIMATED, EXACT, SPLITS = "margins.json", "exact.jsonl", "splits.json"
 Array = np.ndarray
+_SUMMARY = {"samples", "natural", "adversarial", "certified", "unknown", "stages", "seconds"}
+_SUMMARY |= {"complete", "settings"}
 
 
 class Missing(Exception):
@@ -51,7 +54,9 @@ class Measured:
     def certification(self) -> dict[str, Any]:
         """The summary of a certification that came to its end."""
         found = self._read(self.run.certification.name)
-        if not isinstance(found, dict) or not found.get("complete"):
+        if not isinstance(found, dict) or not _SUMMARY <= set(found):
+            raise Missing(f"the certification of {self.name} is damaged")
+        if not found.get("complete"):
             raise Missing(f"the certification of {self.name} is not finished")
         return found
 
@@ -59,7 +64,8 @@ class Measured:
     def estimates(self) -> dict[str, Any]:
         """The estimated margins: `settings`, and a list of numbers by estimator."""
         found = self._read(ESTIMATED)
-        if not isinstance(found, dict) or not isinstance(found.get("margins"), dict):
+        parts = [found.get(n) for n in ("settings", "margins")] if isinstance(found, dict) else [0]
+        if not all(isinstance(part, dict) for part in parts):
             raise Missing(f"{ESTIMATED} of {self.name} is damaged")
         return found
 
@@ -78,7 +84,10 @@ class Measured:
     def exact(self) -> list[dict[str, Any]]:
         """The exact margins, one record per sample."""
         path = self.run.folder / EXACT
-        records = read_lines(path)[1:] if path.exists() else []
+        try:
+            records = read_lines(path)[1:] if path.exists() else []
+        except UserError as error:
+            raise Missing(str(error)) from None
         if not records:
             raise Missing(f"{self.name} has no exact margins")
         return records
@@ -86,7 +95,11 @@ class Measured:
     @cached_property
     def splits(self) -> dict[int, float]:
         """TAPS accuracy in % by the number of ReLUs in the classifier."""
-        return {int(k): 100 * v for k, v in self._read(SPLITS)["accuracies"].items()}
+        found = self._read(SPLITS)
+        try:
+            return {int(k): 100 * v for k, v in found["accuracies"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise Missing(f"{SPLITS} of {self.name} is damaged") from None
 
     @property
     def natural(self) -> float:
@@ -111,6 +124,12 @@ class Measured:
         """How many samples were certified."""
         return int(self.certification["samples"])
 
+    @property
+    def noise(self) -> float:
+        """Two standard errors of the certified accuracy, in points."""
+        share = self.certified / 100
+        return 200 * math.sqrt(share * (1 - share) / self.samples)
+
     def certified_by(self, *stages: str) -> float:
         """Return in % what those stages, the first ones of the cascade, certified."""
         table = self.certification["stages"]
@@ -119,10 +138,18 @@ class Measured:
     @property
     def training_seconds(self) -> float:
         """Seconds of training, without validation."""
-        history = self.run.history()
-        if not history:
+        return float(sum(record["seconds"] for record in self.history))
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The epochs of the training."""
+        try:
+            found = self.run.history()
+        except UserError as error:
+            raise Missing(str(error)) from None
+        if not found:
             raise Missing(f"{self.name} is not trained")
-        return float(sum(record["seconds"] for record in history))
+        return found
 
     @property
     def certify_seconds(self) -> float:
@@ -247,13 +274,13 @@ def _exact(plan: Plan, run: Run) -> bool:
         return True
     if not path.exists():
         return False
-    header, *records = read_lines(path) or [{}]
-    done = sum("milp" in record for record in records) >= plan.exact["milp"]
-    return (
-        _same(header, run, exact_settings(plan))
-        and done
-        and (len(records) >= plan.exact["samples"])
-    )
+    try:
+        header, *records = read_lines(path) or [{}]
+    except UserError:
+        return False  # computing it will say what is wrong
+    compared = sum("milp" in record for record in records)
+    enough = len(records) >= plan.exact["samples"] and compared >= plan.exact["milp"]
+    return enough and _same(header, run, exact_settings(plan))
 
 
 def _split(plan: Plan, run: Run) -> bool:

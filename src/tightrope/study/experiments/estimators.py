@@ -80,7 +80,7 @@ def _claims(runs: Measurements, k: int, group: dict[str, Plan]) -> list[Claim]:
             lambda single, multi: (
                 multi.certified > single.certified,
                 f"single {single.certified:.2f}, multi {multi.certified:.2f} "
-                f"on {multi.samples} samples",
+                f"on {multi.samples} samples (± {multi.noise:.2f})",
             ),
         ),
         runs.judge(

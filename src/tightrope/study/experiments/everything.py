@@ -78,7 +78,7 @@ def analyse_proxy(runs: Measurements) -> Findings:
 
 
 def _accuracies(run: Measured) -> tuple[str, float, float, float]:
-    if run.estimates["settings"]["eps"] != run.certification["settings"]["eps"]:
+    if run.estimates["settings"].get("eps") != run.certification["settings"].get("eps"):
         raise Missing("measured at different radii")
     if len(run.margins("taps")) < run.samples:
         raise Missing("fewer samples estimated than certified")
@@ -165,7 +165,10 @@ def analyse_cost(runs: Measurements) -> Findings:
         Column("paper_training", "paper: training, s", "d"),
         Column("paper_certifying", "certifying, s", "d"),
     )
-    rows = [_cost_row(run) for run in runs if run.run.history()]
+    rows = []
+    for run in runs:
+        with suppress(Missing):
+            rows.append(_cost_row(run))
     title = "Seconds of training and certification (the paper: one GPU, the full test set)"
     table = Table("cost", title, columns, tuple(rows))
     return Findings((table,), tuple(_cost_claims(runs)))
@@ -177,7 +180,7 @@ def _cost_row(run: Measured) -> dict[str, Value]:
         "run": run.name,
         "method": label(run.settings.method),
         "training": run.training_seconds,
-        "epoch": run.training_seconds / len(run.run.history()),
+        "epoch": run.training_seconds / len(run.history),
         "paper_training": training,
         "paper_certifying": certifying,
     }

@@ -93,7 +93,7 @@ def _claims(runs: Measurements, group: str, setting: str) -> list[Claim]:
             [ibp, taps],
             lambda i, t: (
                 t.natural > i.natural and t.certified > i.certified,
-                f"IBP {_pair(i)}, TAPS {_pair(t)} on {t.samples} samples",
+                f"IBP {_pair(i)}, TAPS {_pair(t)} on {_samples(t)}",
             ),
         ),
         runs.judge(
@@ -112,7 +112,7 @@ def _claims(runs: Measurements, group: str, setting: str) -> list[Claim]:
                 [sabr, staps],
                 lambda a, b: (
                     b.certified > a.certified,
-                    f"SABR {_pair(a)}, STAPS {_pair(b)} on {b.samples} samples",
+                    f"SABR {_pair(a)}, STAPS {_pair(b)} on {_samples(b)}",
                 ),
             )
         )
@@ -121,12 +121,17 @@ def _claims(runs: Measurements, group: str, setting: str) -> list[Claim]:
 
 def _highest(*four: Measured) -> tuple[bool, str]:
     values = dict(zip(families.CERTIFIED, (run.certified for run in four), strict=True))
-    best = max(values["taps"], values["staps"]) >= max(values.values())
-    return best, ", ".join(f"{label(name)} {value:.2f}" for name, value in values.items())
+    best = max(values["taps"], values["staps"]) > max(values["ibp"], values["sabr"])
+    text = ", ".join(f"{label(name)} {value:.2f}" for name, value in values.items())
+    return best, f"{text} on {_samples(four[-1])}"
 
 
 def _pair(run: Measured) -> str:
     return f"{run.natural:.2f} / {run.certified:.2f}"
+
+
+def _samples(run: Measured) -> str:
+    return f"{run.samples} samples (certified ± {run.noise:.2f})"
 
 
 def _draw(plt: Any, drawn: dict[str, Any]) -> Any:
