@@ -436,3 +436,16 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, package: st
     name = package.split(".")[0]
     with pytest.raises(UserError, match=rf"needs {name}.*pip install 'tightrope\[milp\]'"):
         milp.minimize(encoded(graph, box), row)
+
+
+def test_integer_programs_are_not_presolved() -> None:
+    """With presolve, HiGHS has been seen to prove optima that a point of the box beats."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    graph = trace(module, (3,)).detach()
+    lower = torch.zeros(1, 3, dtype=torch.float64)
+    box = Box(lower, lower + 1)
+    bounds = interval.bounds(graph, box, keep=range(len(graph.nodes)))[1]
+    solver = Solver(Encoding(graph, box, bounds), threads=1)
+    for relaxed, presolve in ((False, "off"), (True, "choose")):
+        assert solver._new(relaxed=relaxed).getOptionValue("presolve")[1] == presolve

@@ -138,7 +138,7 @@ class Solver:
         """Return HiGHS with the model, or None if it refuses the model."""
         highspy, encoding, rows = self.highspy, self.encoding, self.rows
         solver = highspy.Highs()
-        options = {
+        options: dict[str, Any] = {
             "output_flag": False,
             "threads": self.threads,
             "primal_feasibility_tolerance": TOLERANCE,
@@ -148,6 +148,9 @@ class Solver:
             "mip_rel_gap": 0.0,
             "small_matrix_value": SMALLEST_COEFFICIENT,
         }
+        if not relaxed:
+            # With presolve, HiGHS 1.15 called an optimum proved that a point of the box beats.
+            options["presolve"] = "off"
         for name, value in options.items():
             solver.setOptionValue(name, value)
         model = highspy.HighsLp()

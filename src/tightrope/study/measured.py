@@ -54,7 +54,7 @@ class Measured:
     def certification(self) -> dict[str, Any]:
         """The summary of a certification that came to its end."""
         found = self._read(self.run.certification.name)
-        if not isinstance(found, dict) or not _SUMMARY <= set(found):
+        if not isinstance(found, dict) or not set(found) >= _SUMMARY:
             raise Missing(f"the certification of {self.name} is damaged")
         if not found.get("complete"):
             raise Missing(f"the certification of {self.name} is not finished")
