@@ -25,7 +25,8 @@ from commands import (
 )
 
 TIMES = ("seconds", "times")
-CERTIFY = ("certify", "run", "--samples", "1000", "--eps", "0.03", "--steps", "30")
+SAMPLES = 4000  # several batches for each worker
+CERTIFY = ("certify", "run", "--samples", str(SAMPLES), "--eps", "0.03", "--steps", "30")
 CERTIFY = (*CERTIFY, "--stages", "ibp,attack")
 
 
@@ -125,7 +126,7 @@ def clean(
     outcome = commands.run(*CERTIFY, cwd=folder)
     assert outcome.code == 0, outcome.err
     found = results(folder / "run")
-    assert len(found[0]) == 1000 and found[2]
+    assert len(found[0]) == SAMPLES and found[2]
     return found
 
 
@@ -181,7 +182,7 @@ def test_parent_killed_and_resumed(
     commands: Commands, run: Path, clean: tuple[Any, Any, dict[str, bytes]]
 ) -> None:
     kill_parent(commands, run, 2, after_progress(run, random.Random(3)))
-    assert 0 < lines(run) < 1000
+    assert 0 < lines(run) < SAMPLES
     finish(commands, run, 2, clean)
 
 
@@ -226,7 +227,7 @@ def test_one_worker_killed(
     assert outcome is not None
     assert_refused(outcome, "worker", "signal 9", "samples ", "again")
     wait_until_gone(family)
-    assert 0 < lines(run) < 1000
+    assert 0 < lines(run) < SAMPLES
     assert not temporary_files(run)
     finish(commands, run, 1, clean)
 
@@ -251,7 +252,7 @@ def test_ctrl_c_in_a_terminal(
 ) -> None:
     """A terminal interrupts the workers, too: still one line, 130, and nobody left."""
     interrupt(run, lambda pid: wait_for(lambda: lines(run) > 0, pid))
-    assert 0 < lines(run) < 1000
+    assert 0 < lines(run) < SAMPLES
     finish(commands, run, 1, clean)
 
 
@@ -259,7 +260,7 @@ def test_ctrl_c_in_a_terminal(
 @pytest.mark.parametrize("seed", range(4))
 def test_ctrl_c_while_workers_start(run: Path, seed: int) -> None:
     interrupt(run, at_the_start(random.Random(seed)))
-    assert lines(run) < 1000
+    assert lines(run) < SAMPLES
 
 
 def interrupt(run: Path, moment: Callable[[int], None]) -> None:
