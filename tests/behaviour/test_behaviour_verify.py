@@ -89,7 +89,7 @@ def test_a_counterexample_on_a_decimal_border(commands: Commands, tmp_path: Path
 def test_timeout(commands: Commands, tmp_path: Path) -> None:
     onnx = write_onnx(tmp_path / "net.onnx", *random_layers([20, 60, 60, 60, 1], scale=0.5))
     box = [("0", "1")] * 20
-    vnnlib = write_vnnlib(tmp_path / "prop.vnnlib", box, 1, "(>= Y_0 1000)")
+    vnnlib = write_vnnlib(tmp_path / "prop.vnnlib", box, 1, "(>= Y_0 200)")
     outcome = commands.run("verify", onnx, vnnlib, "--timeout", "0.5")
     assert answer(outcome) == "timeout"
     assert "subproblems" in outcome.err and outcome.out == "timeout\n"
