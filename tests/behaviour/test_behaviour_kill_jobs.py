@@ -220,7 +220,8 @@ def test_one_worker_killed(
 ) -> None:
     """One line says which samples it had; what the other one found is kept."""
     running = commands.start(*CERTIFY, "--jobs", "2", cwd=run.parent)
-    wait_for(lambda: lines(run) > 0, running.pid)
+    # More than a batch, so that both workers have begun.
+    wait_for(lambda: lines(run) > SAMPLES // 4, running.pid)
     family = children(running.pid)
     os.kill(busiest(workers(running.pid)), signal.SIGKILL)
     outcome = running.wait()
