@@ -10,6 +10,9 @@ from contextlib import contextmanager
 
 import torch
 
+# The unit of rounding that proofs are made with.
+ROUNDING = torch.finfo(torch.float64).eps
+
 
 @contextmanager
 def full_precision() -> Iterator[None]:

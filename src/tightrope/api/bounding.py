@@ -14,11 +14,10 @@ from tightrope.domains.crown import ALPHA, CROWN, CROWN_IBP, best_bounds, relax
 from tightrope.errors import UserError, unknown_name
 from tightrope.graph import Graph, trace
 from tightrope.graph.maxpool import expand_max_pools
-from tightrope.precision import full_precision
+from tightrope.precision import ROUNDING, full_precision
 from tightrope.radius import Radius, parse_radius
 
 METHODS = ("ibp", "zonotope", "crown-ibp", "crown", "alpha")
-ROUNDING = torch.finfo(torch.float64).eps
 
 
 def bounds(

@@ -19,7 +19,12 @@ from tightrope.certification.complete import Problem, robustness
 from tightrope.certification.properties import Ball, Samples, Unsafe, Verdict
 from tightrope.certification.solving import Verification, solve
 from tightrope.certification.subjects import Subject
-from tightrope.certification.vnnlib import Case, Specification, read_vnnlib
+from tightrope.certification.vnnlib import (
+    Case,
+    Specification,
+    format_counterexample,
+    read_vnnlib,
+)
 from tightrope.errors import UserError
 from tightrope.graph import Graph
 from tightrope.nets.onnx_import import OnnxNetwork, read_onnx
@@ -145,7 +150,7 @@ def verify_file(
         found.verdict,
         found.stage,
         time.monotonic() - started,
-        bound if math.isfinite(bound) and found.verdict is not Verdict.FALSIFIED else None,
+        bound if math.isfinite(bound) and found.verdict is Verdict.VERIFIED else None,
         found.counterexample,
         domains,
         found.reason,
@@ -201,10 +206,8 @@ def _unsafe(case: Case, outputs: int) -> Unsafe:
     )
 
 
-def write_counterexample(vnnlib: Path | str, onnx: Path | str, verification: Verification) -> str:
+def counterexample_text(vnnlib: Path | str, onnx: Path | str, verification: Verification) -> str:
     """Return the text of a counterexample in the format of the VNN competition."""
-    from tightrope.certification.vnnlib import format_counterexample
-
     assert verification.counterexample is not None
     network, specification = read_onnx(Path(onnx)), read_vnnlib(Path(vnnlib))
     point = verification.counterexample

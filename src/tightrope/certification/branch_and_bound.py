@@ -3,7 +3,7 @@
 All rows of the property that are not proved yet share one pool of subproblems. Each round takes
 those with the lowest bounds, splits a neuron of each (several while there are few), and bounds
 all children at once. The search runs on a reduced network in float32; a subproblem is closed
-only by a strict bound on the network itself (`tightrope.domains.replay`). Points where bounds
+only by a strict bound (`tightrope.domains.replay`). Points where bounds
 are attained are tried as counterexamples.
 
 The property is safe if in each *group* of rows at least one row is positive everywhere; a

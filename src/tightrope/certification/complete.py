@@ -26,8 +26,7 @@ from tightrope.domains.crown import ALPHA, Effort, reduction_fits, relax, unstab
 from tightrope.domains.reduced import reduce, reducible
 from tightrope.domains.relaxations import unstable
 from tightrope.errors import UserError
-
-ROUNDING = torch.finfo(torch.float64).eps
+from tightrope.precision import ROUNDING
 
 
 @dataclass(frozen=True)

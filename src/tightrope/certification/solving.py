@@ -62,9 +62,8 @@ def _solve(subject: Subject, problem: Problem, started: float, timeout: float) -
     relaxation = bound_nodes(subject, problem, None)
     if not reducible(subject.exact):
         return _incomplete(problem, refuter, relaxation, answer, started + timeout)
-    known = {**relaxation.boxes}
     left = timeout - (time.monotonic() - started)
-    found = branch_and_bound(subject, problem, known, timeout=left)
+    found = branch_and_bound(subject, problem, relaxation.boxes, timeout=left)
     stage = "alpha" if found.domains <= len(problem.unsafe.matrix) else "bab"
     if found.point is not None:
         return answer(Verdict.FALSIFIED, stage, counterexample=found.point, domains=found.domains)

@@ -22,8 +22,8 @@ from tightrope.domains import interval
 from tightrope.domains.bounded import Relaxation
 from tightrope.domains.coefficients import Coefficients
 from tightrope.domains.crown import ALPHA, CROWN_IBP, best_bounds, relax
+from tightrope.precision import ROUNDING
 
-ROUNDING = torch.finfo(torch.float64).eps
 # Neurons whose bounds are held at a time.
 NEURONS = 1 << 22
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tightrope.api.verifying import verify_file, write_counterexample
+from tightrope.api.verifying import counterexample_text, verify_file
 from tightrope.certification.properties import Verdict
 from tightrope.certification.solving import Verification
 from tightrope.cli.output import print_json
@@ -38,7 +38,7 @@ def verify(
     found = verify_file(onnx, vnnlib, timeout=timeout, seed=seed)
     text = None
     if found.counterexample is not None:
-        text = write_counterexample(vnnlib, onnx, found)
+        text = counterexample_text(vnnlib, onnx, found)
         if counterexample is not None:
             write_text(counterexample, text + "\n")
     if as_json:

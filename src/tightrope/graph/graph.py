@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,6 +163,21 @@ class Graph:
             if not crossed and (behind_relu or moved):
                 found[sum(p > i for p in self.relus)] = i
         return found
+
+
+def prune(nodes: Sequence[Node], output: int) -> Graph:
+    """Keep what the output depends on, with the output last."""
+    needed = {0, output}
+    for i in range(output, -1, -1):
+        if i in needed:
+            needed.update(nodes[i].inputs)
+    order = sorted(needed)
+    place = {old: new for new, old in enumerate(order)}
+    kept = (
+        Node(nodes[i].name, nodes[i].op, tuple(place[j] for j in nodes[i].inputs), nodes[i].shape)
+        for i in order
+    )
+    return Graph(tuple(kept))
 
 
 def _foldable(op: ops.Op, dims: int) -> bool:

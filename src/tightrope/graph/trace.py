@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from tightrope.errors import UserError
 from tightrope.graph import converters, evaluate, ops
-from tightrope.graph.graph import Graph, Node
+from tightrope.graph.graph import Graph, Node, prune
 from tightrope.graph.values import Apply, Batch, Computed, Unsupported, Value
 
 
@@ -180,7 +180,7 @@ class _Builder:
             )
         if not isinstance(self.output, Value):
             raise UserError("the network must return one tensor that depends on its input")
-        return _prune(self.nodes, self.output.position)
+        return prune(self.nodes, self.output.position)
 
     def _attribute(self, path: str) -> Any:
         if path in self.constants:
@@ -199,21 +199,6 @@ class _Builder:
             return f"layer {str(node.target)!r} ({kind})"
         name = getattr(node.target, "__name__", str(node.target))
         return f"operation {name!r}"
-
-
-def _prune(nodes: list[Node], output: int) -> Graph:
-    """Keep what the output depends on, with the output last."""
-    needed = {0, output}
-    for i in range(output, -1, -1):
-        if i in needed:
-            needed.update(nodes[i].inputs)
-    order = sorted(needed)
-    place = {old: new for new, old in enumerate(order)}
-    kept = (
-        Node(nodes[i].name, nodes[i].op, tuple(place[j] for j in nodes[i].inputs), nodes[i].shape)
-        for i in order
-    )
-    return Graph(tuple(kept))
 
 
 def _among_constants(node: fx.Node, args: Any, kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ when an operation needs their shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tightrope.graph import Graph, Node, evaluate, ops
+from tightrope.graph.graph import prune
 from tightrope.graph.values import refuse
 from tightrope.nets.messages import one_line
 
@@ -137,26 +138,10 @@ class Builder:
     def finish(self, output: Value) -> Graph:
         """Return the graph with a flat output."""
         end = self.at(output, (math.prod(output.shape),))
-        return _fuse_biases(_prune(self.nodes, end))
+        return _fuse_biases(prune(self.nodes, end))
 
 
 Converter = Callable[[Builder, Call], Value]
-
-
-def _prune(nodes: Sequence[Node], output: int) -> Graph:
-    """Keep what the output depends on, with the output last."""
-    needed = {0, output}
-    for i in range(output, -1, -1):
-        if i in needed:
-            needed.update(nodes[i].inputs)
-    place = {old: new for new, old in enumerate(sorted(needed))}
-    return Graph(
-        tuple(
-            Node(node.name, node.op, tuple(place[j] for j in node.inputs), node.shape)
-            for i, node in enumerate(nodes)
-            if i in needed
-        )
-    )
 
 
 def _fuse_biases(graph: Graph) -> Graph:
