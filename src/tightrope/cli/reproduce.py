@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from tightrope import api
@@ -91,17 +92,11 @@ def print_experiments(as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(
-        "tables and figures of the paper",
-        ("name", "claim", "paper", "laptop", "paper scale"),
-        [
-            (r["name"], r["claim"], r["where"], *(_duration(m) for m in r["minutes"].values()))  # type: ignore[attr-defined]
-            for r in rows
-        ],
-    )
-    console.print(
-        "From nothing, on two cores; at paper scale roughly the authors' times on one GPU."
-    )
+    for row, experiment in zip(rows, EXPERIMENTS.values(), strict=True):
+        times = ", ".join(f"{scale} {_duration(experiment.minutes(scale))}" for scale in SCALES)
+        console.print(f"[bold]{row['name']}[/bold]  {row['where']}  ({times})")
+        console.print(Padding(experiment.claim, (0, 0, 1, 2)))
+    console.print("Times from nothing: laptop on two cores, paper roughly the authors' on one GPU.")
 
 
 def _duration(minutes: int) -> str:
