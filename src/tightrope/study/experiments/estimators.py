@@ -11,23 +11,22 @@ WHERE = "Table 3; Section 4.2"
 COLLAPSED = 50.0  # natural accuracy, %, below which a training has gone nowhere
 
 
-def groups(scale: str) -> dict[int, dict[str, Plan]]:
-    """Return the plans by ReLUs in the classifier and kind of estimator."""
+def groups(scale: str) -> dict[tuple[str, int], dict[str, Plan]]:
+    """Return the plans by network, ReLUs in its classifier, and kind of estimator."""
+    kinds = ("single", "multi")
     if scale == "paper":
         return {
-            k: {
+            ("CNN7", k): {
                 kind: families.paper("mnist-0.3", "taps", classifier_relus=k, estimators=kind)
-                for kind in ("single", "multi")
+                for kind in kinds
             }
             for k in (1, 3, 6)
         }
-    return {
-        k: {
-            kind: families.equal(classifier_relus=k, estimators=kind)
-            for kind in ("single", "multi")
-        }
+    own = {
+        ("CNN3", k): {kind: families.equal(classifier_relus=k, estimators=kind) for kind in kinds}
         for k in (1, 2)
     }
+    return {("tiny CNN3", 1): {kind: families.short(estimators=kind) for kind in kinds}, **own}
 
 
 def plans(scale: str) -> list[Plan]:
@@ -38,6 +37,7 @@ def plans(scale: str) -> list[Plan]:
 def analyse(runs: Measurements) -> Findings:
     """Compare the two kinds at every split."""
     columns = (
+        Column("network", "network"),
         Column("relus", "ReLUs in classifier", "d"),
         Column("kind", "estimator"),
         Column("certified", "certified"),
@@ -49,11 +49,12 @@ def analyse(runs: Measurements) -> Findings:
     )
     rows: list[dict[str, Value]] = []
     claims: list[Claim] = []
-    for k, group in groups(runs.scale).items():
+    for (network, k), group in groups(runs.scale).items():
         for kind, plan in group.items():
             certified, natural = published.ESTIMATORS[kind].get(k, (None, None))
             rows.append(
                 {
+                    "network": network,
                     "relus": k,
                     "kind": kind,
                     "certified": runs.value(plan.name, lambda run: run.certified),
@@ -64,14 +65,14 @@ def analyse(runs: Measurements) -> Findings:
                     "paper_natural": natural,
                 }
             )
-        claims += _claims(runs, k, group)
+        claims += _claims(runs, network, k, group)
     title = "Single and multiple estimators, % (the paper's numbers: CNN7, MNIST at 0.3)"
     return Findings((Table("estimators", title, columns, tuple(rows)),), tuple(claims))
 
 
-def _claims(runs: Measurements, k: int, group: dict[str, Plan]) -> list[Claim]:
+def _claims(runs: Measurements, network: str, k: int, group: dict[str, Plan]) -> list[Claim]:
     names = [group["single"].name, group["multi"].name]
-    relus = f"{k} ReLU{'s' if k > 1 else ''} in the classifier"
+    relus = f"{network}, {k} ReLU{'s' if k > 1 else ''} in the classifier"
     found = [
         runs.judge(
             f"{relus}: several estimators certify more than a single one.",
