@@ -113,8 +113,7 @@ def _linear(op: ops.Linear, shapes: list[Shape], shape: Shape, x: Expression) ->
 
 
 def _conv2d(op: ops.Conv2d, shapes: list[Shape], shape: Shape, x: Expression) -> Expression:
-    geometry = (op.weight.shape[2:], op.stride, op.padding, op.dilation)
-    row, column, tap, size = dense._entries(shapes[0], len(op.weight), op.groups, *geometry)
+    row, column, tap, size = dense.convolution_entries(op, shapes[0])
     entries = (op.weight.flatten()[tap].numpy(), (row.numpy(), column.numpy()))
     extent = (size, math.prod(shapes[0]))
     matrix = require("scipy.sparse").csr_matrix(entries, shape=extent)

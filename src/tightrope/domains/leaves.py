@@ -8,10 +8,12 @@ multipliers `beta`, with which the bound is proved like any other.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tightrope.box import Box
 from tightrope.domains.reduced import Reduced
 from tightrope.domains.splits import Subproblems
 
@@ -32,26 +34,17 @@ class Leaf:
 
 def solve_leaf(network: Reduced, problem: Subproblems, rows: Tensor) -> Leaf:
     """Minimise the largest of some rows over one fully split subproblem (float64)."""
-    from scipy.optimize import linprog
-
     sign = problem.sign[0].to(network.neurons.constant)
     active = (sign > 0).to(sign)
     slope, constant = _linear_neurons(network, active)
     goal = network.rows.outer[rows] + (network.rows.inner[rows] * active) @ slope
     level = network.rows.constant[rows] + (network.rows.inner[rows] * active) @ constant
     lower, upper = (t[0] for t in network.box.corners)
-    # Variables: x and the largest row t; minimise t.
-    above = torch.cat((goal, -torch.ones(len(rows), 1).to(goal)), 1)
-    splits = torch.cat((-sign[:, None] * slope, torch.zeros(len(sign), 1).to(goal)), 1)
-    cost = torch.zeros(len(lower) + 1, dtype=goal.dtype)
-    cost[-1] = 1.0
-    bounds = [*zip(lower.tolist(), upper.tolist(), strict=True), (None, None)]
-    result = linprog(
-        cost.cpu().numpy(),
-        A_ub=torch.cat((above, splits)).cpu().numpy(),
-        b_ub=torch.cat((-level, sign * constant)).cpu().numpy(),
-        bounds=bounds,
-        method="highs",
+    result = _smallest_maximum(
+        torch.cat((goal, -sign[:, None] * slope)),
+        torch.cat((-level, sign * constant)),
+        torch.arange(len(rows) + len(sign)) < len(rows),
+        network.box,
     )
     if result.status != 0:
         # An empty leaf has no optimum; a ray of its dual would prove it.
@@ -69,6 +62,24 @@ def solve_leaf(network: Reduced, problem: Subproblems, rows: Tensor) -> Leaf:
         torch.clamp(torch.from_numpy(result.x[:-1]).to(goal), lower, upper),
         weights.to(goal),
         _with_multipliers(problem, beta),
+    )
+
+
+def _smallest_maximum(matrix: Tensor, limit: Tensor, lifted: Tensor, box: Box) -> Any:
+    """Minimise t over x in the box and t, with `matrix x - limit <= t` in the lifted rows.
+
+    In the other rows, `matrix x <= limit`.
+    """
+    from scipy.optimize import linprog
+
+    lower, upper = (t[0].tolist() for t in box.corners)
+    level = torch.where(lifted, -1.0, 0.0).to(matrix)[:, None]
+    return linprog(
+        [0.0] * len(lower) + [1.0],
+        A_ub=torch.cat((matrix, level), 1).cpu().numpy(),
+        b_ub=limit.cpu().numpy(),
+        bounds=[*zip(lower, upper, strict=True), (None, None)],
+        method="highs",
     )
 
 
@@ -96,20 +107,9 @@ def _empty_leaf(
     The dual of that LP combines the splits' constraints into one that no input satisfies; a large
     multiple of it lifts any row above zero.
     """
-    from scipy.optimize import linprog
-
     lower, upper = (t[0] for t in network.box.corners)
-    splits = torch.cat((-sign[:, None] * slope, -torch.ones(len(sign), 1).to(slope)), 1)
-    cost = torch.zeros(len(lower) + 1, dtype=slope.dtype)
-    cost[-1] = 1.0
-    bounds = [*zip(lower.tolist(), upper.tolist(), strict=True), (None, None)]
-    result = linprog(
-        cost.cpu().numpy(),
-        A_ub=splits.cpu().numpy(),
-        b_ub=(sign * constant).cpu().numpy(),
-        bounds=bounds,
-        method="highs",
-    )
+    everywhere = torch.ones(len(sign), dtype=torch.bool)
+    result = _smallest_maximum(-sign[:, None] * slope, sign * constant, everywhere, network.box)
     weights = torch.zeros(len(rows), dtype=slope.dtype)
     weights[0] = 1.0
     if result.status != 0 or result.fun <= 0:

@@ -47,13 +47,20 @@ def convolve(op: ops.Conv2d, x: Tensor) -> Tensor:
 
 def convolution_matrix(op: ops.Conv2d, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
     """Return the matrix and the bias of a convolution of inputs of that shape."""
-    geometry = (op.weight.shape[2:], op.stride, op.padding, op.dilation)
-    row, column, tap, size = _entries(tuple(shape), op.weight.shape[0], op.groups, *geometry)
+    row, column, tap, size = convolution_entries(op, shape)
     weights = op.weight.flatten()[tap.to(op.weight.device)]
     place = (row * math.prod(shape) + column).to(op.weight.device)
     flat = weights.new_zeros(size * math.prod(shape)).scatter(0, place, weights)
     bias = None if op.bias is None else op.bias.repeat_interleave(size // op.weight.shape[0])
     return flat.view(size, -1), bias
+
+
+def convolution_entries(
+    op: ops.Conv2d, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return row, column and weight number of each entry, and the number of rows."""
+    geometry = (op.weight.shape[2:], op.stride, op.padding, op.dilation)
+    return _entries(tuple(shape), op.weight.shape[0], op.groups, *geometry)
 
 
 @lru_cache(maxsize=64)
@@ -66,7 +73,6 @@ def _entries(
     padding: tuple[int, int],
     dilation: tuple[int, int],
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return row, column and weight number of each entry, and the number of rows."""
     channels, height, width = shape
     pixels = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
     taps = F.unfold(pixels, kernel, dilation, padding, stride)[0].long() - 1  # -1 is padding
