@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -35,17 +36,36 @@ def print_json(value: Any) -> None:
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a result for people; columns of numbers are right-aligned."""
+    table = _table(title, header, rows)
+    if console.is_terminal:
+        console.print(table)
+    else:  # a file or a pipe has no width that a table would have to fit
+        width = max(console.width, _natural_width(table))
+        Console(highlight=False, file=console.file, width=width).print(table)
+
+
+def fits(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:
+    """Return whether a table can be printed without breaking its cells."""
+    return not console.is_terminal or _natural_width(_table(title, header, rows)) <= console.width
+
+
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(header):
         numeric = all(_is_numeric(row[i]) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    console.print(table)
+    return table
+
+
+def _natural_width(table: Table) -> int:
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
 def _is_numeric(cell: Any) -> bool:
-    return str(cell).rstrip("%s").replace(".", "", 1).replace(",", "").strip().isdigit()
+    text = str(cell).rstrip("%s").replace(".", "", 1).replace(",", "").strip().lstrip("-")
+    return text.isdigit() or text == ""
 
 
 def percent(value: float | None) -> str:

@@ -12,10 +12,10 @@ from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from tightrope import api
-from tightrope.cli.output import console, print_json, print_table
+from tightrope.cli.output import console, fits, print_json, print_table
 from tightrope.cli.train import parse_pairs
 from tightrope.errors import UserError
-from tightrope.study.experiment import SCALES, Result
+from tightrope.study.experiment import SCALES, Result, Table
 from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.output import to_json
 from tightrope.study.runner import Display, Silence
@@ -106,7 +106,7 @@ def _duration(minutes: int) -> str:
 def print_result(result: Result) -> None:
     """Print a result for people."""
     for table in result.tables:
-        print_table(table.title, [column.title for column in table.columns], table.cells())
+        _print(table)
     for name, reason in result.failures.items():
         console.print(f"failed: run {name}: {reason}", markup=False)
     for problem in result.problems:
@@ -116,6 +116,19 @@ def print_result(result: Result) -> None:
     if not result.record.get("plots"):
         console.print("for figures: pip install 'tightrope[plots]'", markup=False)
     console.print(f"written to {result.folder}", markup=False)
+
+
+def _print(table: Table) -> None:
+    """Print a table; where it is too wide with the paper's numbers, without them."""
+    header, cells = [column.title for column in table.columns], table.cells()
+    if fits(table.title, header, cells):
+        print_table(table.title, header, cells)
+        return
+    ours = [i for i, column in enumerate(table.columns) if not column.name.startswith("paper")]
+    rows = [[row[i] for i in ours] for row in cells]
+    print_table(table.title, [header[i] for i in ours], rows)
+    if len(ours) < len(header):
+        console.print("  beside the paper's numbers: table.md")
 
 
 @contextmanager

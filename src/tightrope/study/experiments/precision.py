@@ -137,7 +137,7 @@ def _comparison(runs: Measurements) -> Table:
 
 
 def _compared(run: Measured) -> dict[str, Value]:
-    compared = [record for record in run.exact if record.get("milp")]
+    compared = [record for record in run.exact if _by_program(record)]
     differences = [abs(record["lower"] - record["milp"]["lower"]) for record in compared]
     by = [record["by"] for record in run.exact]
     return {
@@ -148,6 +148,11 @@ def _compared(run: Measured) -> dict[str, Value]:
         "largest": max(differences, default=None),
         "contradictions": sum(contradicts(record) for record in compared),
     }
+
+
+def _by_program(record: Mapping[str, Any]) -> bool:
+    """Say whether a mixed-integer program was solved to the end, too."""
+    return bool(record.get("milp") and record["milp"]["finished"])
 
 
 def contradicts(record: Mapping[str, Any]) -> bool:
