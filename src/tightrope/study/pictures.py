@@ -80,5 +80,5 @@ def scatter(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
         axes.plot(natural, certified, "o", color=COLORS.get(name, "gray"))
         axes.annotate(label(name), (natural, certified), xytext=(5, -3), textcoords="offset points")
     axes.set(xlabel="natural accuracy, %", ylabel="certified accuracy, %")
-    axes.margins(0.25)
+    axes.margins(x=0.4, y=0.25)  # room for the names
     axes.grid(alpha=0.3)
