@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow bench lint format clean help
+.PHONY: demo test test-slow bench docs lint format clean help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,10 @@ bench: $(INSTALLED) ## Measure training steps, relative to a standard step, and 
 	$(BIN)/python benchmarks/latent.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/bounds.py
+
+docs: $(INSTALLED) ## Build the documentation; look at docs/_build/html/index.html.
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
+	@echo "the documentation is built: open docs/_build/html/index.html"
 
 lint: $(INSTALLED) ## Check style and types.
 	$(BIN)/ruff check .

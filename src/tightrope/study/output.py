@@ -35,6 +35,7 @@ def to_json(result: Result) -> dict[str, Any]:
             "name": table.name,
             "title": table.title,
             "columns": {column.name: column.title for column in table.columns},
+            "formats": {column.name: column.form for column in table.columns},
             "rows": [{k: _finite(v) for k, v in row.items()} for row in table.rows],
         }
         for table in result.tables
