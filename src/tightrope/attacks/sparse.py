@@ -263,16 +263,21 @@ def _repeat_lists(
     wanted = lists >= 0
     lengths = wanted.sum(1)
     entries = wanted.flatten().nonzero()[:, 0]
-    columns, places = lists.flatten()[entries], entries % lists.shape[1]
+    columns = lists.flatten().index_select(0, entries)
+    places = (entries % lists.shape[1]).to(torch.int32)
     counts = lengths[group]
     ends = counts.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
-    source = (lengths.cumsum(0) - lengths)[group] - (ends - counts)
-    corner = kind * weights.shape[1] + (0 if begin is None else begin[group])
-    source, corner = (t.repeat_interleave(counts, output_size=total) for t in (source, corner))
-    source += torch.arange(total, device=lists.device)
-    values = weights.flatten()[corner.add_(places[source])]
-    return _sparse(F.pad(ends, (1, 0)), columns[source], values, size)
+    # Taking elements by 32-bit numbers is several times faster than by 64-bit masks or slices.
+    begins = ((lengths.cumsum(0) - lengths)[group] - (ends - counts)).to(torch.int32)
+    corner = (kind * weights.shape[1] + (0 if begin is None else begin[group])).to(torch.int32)
+    row = torch.arange(len(group), dtype=torch.int32, device=lists.device)
+    row = row.repeat_interleave(counts, output_size=total)
+    source = torch.arange(total, dtype=torch.int32, device=lists.device)
+    source += begins.index_select(0, row)
+    weight = corner.index_select(0, row).add_(places.index_select(0, source))
+    values = weights.flatten().index_select(0, weight)
+    return _sparse(F.pad(ends, (1, 0)), columns.index_select(0, source), values, size)
 
 
 def _sums(mask: Tensor, dtype: torch.dtype) -> Tensor:
