@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.grad import conv2d_input
 
 from tightrope.attacks.pgd import Search, Steps, View, climb
 from tightrope.box import Box
@@ -115,13 +114,14 @@ def attack_reduced(
     moves = upper > lower
     counts = moves.flatten(1).sum(1)
     begins = [0, *counts.cumsum(0).tolist()]
+    places = _places(moves)
     # One column per estimator: the steps are several times faster without broadcasting.
-    inside = Box(*(t[moves][:, None].repeat(1, estimators) for t in (lower, upper)))
+    inside = Box(*(_chosen(t.unsqueeze(-1), places).repeat(1, estimators) for t in (lower, upper)))
     per_sample = 64 * lower[0].numel() * lower.element_size() * estimators // 9
     size = max(1, memory // per_sample)
     fresh = [inside.sample() for _ in range(restarts)]
     if start is not None:
-        fresh[0] = inside.project(start.permute(0, 3, 4, 2, 1)[moves])
+        fresh[0] = inside.project(_chosen(start.permute(0, 3, 4, 2, 1), places))
     best = torch.empty_like(fresh[0])
     for begin in range(0, len(labels), size):
         piece = slice(begin, min(begin + size, len(labels)))
@@ -133,7 +133,7 @@ def attack_reduced(
         search = _JointSearch(best[rows], sample, scores)
         for points in fresh:
             climb(landscape, inside[rows], points[rows], steps, search)
-    result[moves] = best
+    result.view(-1, estimators).index_copy_(0, places.long(), best)
     # One copy into the order that the layers use: mixing orders is slow ever after.
     return result.permute(0, 4, 1, 2, 3).contiguous().permute(0, 1, 4, 2, 3)
 
@@ -156,12 +156,13 @@ def reduce_margins(
     slope = slope.unflatten(0, constant.shape[:2])
     moves, switching = moves.permute(0, 2, 3, 1), switching.permute(0, 2, 3, 1)
     forward, backward = _matrices(first, moves, switching)
+    outputs = _places(switching)
     return SparseMargins(
         forward,
         backward,
-        fixed.permute(0, 2, 3, 1)[switching][:, None].repeat(1, targets.shape[1]),
-        margins.permute(0, 3, 4, 2, 1)[switching],
-        slope.permute(0, 3, 4, 2, 1)[moves],
+        _chosen(fixed.permute(0, 2, 3, 1).unsqueeze(-1), outputs).repeat(1, targets.shape[1]),
+        _chosen(margins.permute(0, 3, 4, 2, 1), outputs),
+        _chosen(slope.permute(0, 3, 4, 2, 1), _places(moves)),
         offset,
         _sums(moves, offset.dtype),
         _sums(switching, offset.dtype),
@@ -183,8 +184,29 @@ def _transposed(layer: ops.Conv2d, outputs: Tensor, shape: torch.Size) -> Tensor
         matrix, _ = convolution_matrix(layer, shape)
         return (outputs.flatten(1) @ matrix).unflatten(1, shape)
     outputs = outputs.contiguous(memory_format=torch.channels_last)
-    size = (len(outputs), *shape)
-    return conv2d_input(size, layer.weight, outputs, layer.stride, layer.padding)
+    # What the strides leave over at the end belongs to the input, too.
+    rest = [
+        size - ((count - 1) * stride - 2 * padding + kernel)
+        for size, count, stride, padding, kernel in zip(
+            shape[1:],
+            outputs.shape[2:],
+            layer.stride,
+            layer.padding,
+            layer.weight.shape[2:],
+            strict=True,
+        )
+    ]
+    return F.conv_transpose2d(outputs, layer.weight, None, layer.stride, layer.padding, rest)
+
+
+def _places(mask: Tensor) -> Tensor:
+    """Return the numbers of the marked places; 32 bits, by which taking is much faster."""
+    return mask.flatten().nonzero()[:, 0].to(torch.int32)
+
+
+def _chosen(values: Tensor, places: Tensor) -> Tensor:
+    """Return the rows `values[..., :]` at the places."""
+    return values.reshape(-1, values.shape[-1]).index_select(0, places)
 
 
 def _matrices(layer: ops.Conv2d, moves: Tensor, switching: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,7 +290,6 @@ def _repeat_lists(
     counts = lengths[group]
     ends = counts.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
-    # Taking elements by 32-bit numbers is several times faster than by 64-bit masks or slices.
     begins = ((lengths.cumsum(0) - lengths)[group] - (ends - counts)).to(torch.int32)
     corner = (kind * weights.shape[1] + (0 if begin is None else begin[group])).to(torch.int32)
     row = torch.arange(len(group), dtype=torch.int32, device=lists.device)
