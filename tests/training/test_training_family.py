@@ -323,7 +323,6 @@ BAD = [
     ("taps", "taps.scale", ["code"]),
     ("taps", "taps.shrink", [0.0, 1.2]),
     ("taps", "taps.connected", ["perhaps"]),
-    ("taps", "taps.tolerance", [-0.1, math.nan]),
     ("staps", "staps.ratio", [0.0, -0.2, 1.01, math.nan]),
     ("staps", "staps.connector", [2.0]),
     ("staps", "staps.weight", [-0.5]),

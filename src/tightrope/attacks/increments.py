@@ -1,119 +1,336 @@
-"""Margins of a classifier `linear, ReLU, linear`, evaluated by what changed since the last time.
+"""The latent attack on small classifiers, worked out from what changes in a step.
 
 Sign steps of a fifth of the width bring nearly all coordinates of a latent point to a corner
-within five steps. From then on few coordinates move and few ReLUs flip, and a large first layer
-needs no full product: the columns of the moved coordinates are added to the pre-activations, the
-rows of the flipped ReLUs to the gradient.
+within five steps. From then on few coordinates move and few ReLUs flip, so neither the outputs
+nor the gradients need to be computed anew: changes are followed through the network, one
+estimator at a time (`increments_kernel`).
+
+This is for chains `affine, ReLU, ..., affine` on a CPU, where an affine layer is a convolution or
+a linear one. Values are kept with channels last, flattened.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import mul
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tightrope.attacks.pgd import View
+from tightrope.attacks.goals import Targeted
+from tightrope.attacks.pgd import WIDTH, Steps
+from tightrope.attacks.points import prepare
+from tightrope.box import Box
 from tightrope.graph import Graph, ops
 
-# A full product is as fast as adding this share of its columns (or rows) one by one.
-FULL_PRODUCT_SHARE = 0.08
-# Smaller layers are multiplied in full faster than what changed is found.
-SMALLEST_LAYER = 1 << 20
+if TYPE_CHECKING:  # the compiler takes a while to load
+    from tightrope.attacks.increments_kernel import Layer, State
+
+# Classifiers with fewer products than this are evaluated in full faster.
+SMALLEST_WORK = 1 << 16
+# The weights of a small layer stay in the processor's cache.
+LARGEST_CACHED = 1 << 16
+# Pieces of work per thread: some take longer than others.
+PIECES = 4
+
+Shape = tuple[int, ...]
+Array = NDArray[Any]
 
 
-def linear_pair(classifier: Graph) -> tuple[ops.Linear, ops.Linear] | None:
-    """Return the layers of a classifier `linear, ReLU, linear` on vectors, if it is one."""
-    flat = [n.op for n in classifier.nodes[1:] if not _flattens(n.op)]
-    if len(classifier.input_shape) != 1 or len(flat) != 3:
-        return None
-    first, activation, last = flat
-    if not (isinstance(first, ops.Linear) and isinstance(last, ops.Linear)):
-        return None
-    return (first, last) if isinstance(activation, ops.Relu) else None
+@dataclass(frozen=True)
+class Chain:
+    """A classifier `affine, ReLU, ..., affine`, and where its affine layers are."""
+
+    classifier: Graph
+    affine: tuple[int, ...]
+
+    @property
+    def layers(self) -> list[ops.Conv2d | ops.Linear]:
+        """The affine layers."""
+        found = [self.classifier.nodes[i].op for i in self.affine]
+        return [op for op in found if isinstance(op, ops.Conv2d | ops.Linear)]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The shapes of the points and of the hidden values."""
+        nodes = self.classifier.nodes
+        return [nodes[0].shape, *(nodes[i].shape for i in self.affine[:-1])]
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether there is enough to save."""
+        sizes = [math.prod(self.classifier.nodes[i].shape) for i in self.affine]
+        weights = [op.weight[0].numel() for op in self.layers]
+        return sum(map(mul, sizes, weights)) >= SMALLEST_WORK
 
 
-def _flattens(op: ops.Op) -> bool:
-    return isinstance(op, ops.Reshape) and len(op.shape) == 1
+def chain(classifier: Graph) -> Chain | None:
+    """Return the classifier as a chain, if it is one."""
+    affine, activated, image = [], True, len(classifier.input_shape) == 3
+    for i, node in enumerate(classifier.nodes[1:], start=1):
+        op = node.op
+        if node.inputs != (i - 1,):
+            return None
+        if isinstance(op, ops.Reshape) and image and activated and len(op.shape) == 1:
+            image = False
+        elif isinstance(op, ops.Relu) and not activated:
+            activated = True
+        elif activated and (_is_plain(op) if image else isinstance(op, ops.Linear)):
+            affine.append(i)
+            activated = False
+        else:
+            return None
+    ends = len(affine) > 1 and not activated and not image
+    return Chain(classifier, tuple(affine)) if ends and len(classifier.input_shape) != 2 else None
 
 
-@dataclass
-class _Memory:
-    """The last points with their pre-activations and gradient."""
-
-    points: Tensor
-    hidden: Tensor
-    gradient: Tensor
+def _is_plain(op: ops.Op) -> bool:
+    return isinstance(op, ops.Conv2d) and op.groups == 1 and op.dilation == (1, 1)
 
 
-@dataclass
-class IncrementalMargins:
-    """The landscape `o_target - o_label` of a `linear, ReLU, linear` classifier.
-
-    `outer` is the row `W_target - W_label` of the last layer, per point; `offset` its bias.
-    """
-
-    layer: ops.Linear
-    columns: Tensor
-    outer: Tensor
-    offset: Tensor
-    memory: _Memory | None = None
-
-    @classmethod
-    def of(
-        cls, first: ops.Linear, last: ops.Linear, columns: Tensor, labels: Tensor, targets: Tensor
-    ) -> IncrementalMargins:
-        """Make the landscape of one target class per point; `columns` is `first.weight.T`."""
-        outer = last.weight[targets] - last.weight[labels]
-        bias = last.bias
-        offset = outer.new_zeros(len(outer)) if bias is None else bias[targets] - bias[labels]
-        return cls(first, columns, outer, offset)
-
-    def look(self, points: Tensor, *, gradient: bool = True) -> View:
-        """Evaluate the points."""
-        hidden = self._hidden(points)
-        active = hidden > 0
-        scores = (self.outer * hidden * active).sum(1) + self.offset
-        slope = self._gradient(active) if gradient else None
-        if slope is not None:
-            self.memory = _Memory(points, hidden, slope)
-        return View(scores, scores > 0, slope)
-
-    def select(self, index: Tensor) -> IncrementalMargins:
-        """Return the landscape of some of the samples."""
-        memory = self.memory
-        if memory is not None:
-            parts = (memory.points, memory.hidden, memory.gradient)
-            memory = _Memory(*(t[index] for t in parts))
-        return replace(self, outer=self.outer[index], offset=self.offset[index], memory=memory)
-
-    def _hidden(self, points: Tensor) -> Tensor:
-        if self.memory is not None:
-            changed = points != self.memory.points
-            if changed.count_nonzero() < FULL_PRODUCT_SHARE * points.numel():
-                change = points[changed] - self.memory.points[changed]
-                return self.memory.hidden + _sum_rows(self.columns, changed, change)
-        return F.linear(points, self.layer.weight, self.layer.bias)
-
-    def _gradient(self, active: Tensor) -> Tensor:
-        if self.memory is not None:
-            before = self.memory.hidden > 0
-            flipped = active != before
-            if flipped.count_nonzero() < FULL_PRODUCT_SHARE * active.numel():
-                signs = torch.where(active[flipped], 1.0, -1.0).to(self.outer.dtype)
-                change = _sum_rows(self.layer.weight, flipped, self.outer[flipped] * signs)
-                return self.memory.gradient.add_(change)
-        return (self.outer * active) @ self.layer.weight
+def attack_chain(
+    classifier: Chain,
+    box: Box,
+    labels: Tensor,
+    targets: Tensor,
+    *,
+    steps: Steps,
+    restarts: int,
+    start: Tensor | None,
+    memory: int,
+) -> Tensor:
+    """Return the best points as `attack_margins` does."""
+    box = Box(*(_flat(t, 1).contiguous() for t in box.corners))
+    count = targets.shape[1]
+    shapes = classifier.shapes
+    # Points of the whole batch are drawn at once, so that the pieces have no influence on them.
+    fresh = box.sample(count) if start is None else _project(box, _flat(start, 2))
+    best = fresh.clone()
+    scores = best.new_full(targets.shape, -torch.inf)
+    each = 4 * count * sum(map(math.prod, shapes)) * best.element_size()
+    size = max(1, memory // each)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        search = _Search(classifier, box, labels, targets, steps, pool)
+        for restart in range(restarts):
+            points = fresh if restart == 0 else box.sample(count)
+            for begin in range(0, len(labels), size):
+                search.climb(slice(begin, begin + size), points, best, scores)
+    return _image(best, shapes[0])
 
 
-def _sum_rows(table: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Return, for each row of the mask `chosen`, the weighted sum of the chosen table rows."""
-    counts = chosen.sum(1)
-    return F.embedding_bag(
-        chosen.nonzero()[:, 1],
-        table,
-        counts.cumsum(0) - counts,
-        mode="sum",
-        per_sample_weights=weights,
+def _project(box: Box, points: Tensor) -> Tensor:
+    lower, upper = (t.unsqueeze(1) for t in box.corners)
+    return torch.clamp(points, lower, upper).contiguous()
+
+
+def _flat(t: Tensor, lead: int) -> Tensor:
+    """Flatten all but the leading dimensions, channels last."""
+    return t.movedim(lead, -1).flatten(lead) if t.dim() == lead + 3 else t
+
+
+def _image(t: Tensor, shape: Shape) -> Tensor:
+    """Undo `_flat`."""
+    if len(shape) == 1:
+        return t
+    return t.unflatten(-1, (*shape[1:], shape[0])).movedim(-1, -3)
+
+
+class _Search:
+    """The compiled search with all that it needs to know."""
+
+    def __init__(
+        self,
+        classifier: Chain,
+        box: Box,
+        labels: Tensor,
+        targets: Tensor,
+        steps: Steps,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self.pool = pool
+        self.chain, self.box, self.labels, self.targets = classifier, box, labels, targets
+        self.shapes = classifier.shapes
+        self.graph, self.rules = prepare(classifier.classifier)
+        *layers, last = classifier.layers
+        self.layers = tuple(map(_layer, layers, self.shapes[:-1]))
+        rows = last.weight.unflatten(1, self.shapes[-1])
+        self.rows = _flat(rows, 1).contiguous()
+        self.offsets = rows.new_zeros(len(rows)) if last.bias is None else last.bias
+        self.sizes = np.array(steps.sizes())
+        # While points can still cross the box, most of them move, and full products are faster,
+        # except through one small layer.
+        small = len(layers) == 1 and layers[0].weight.numel() <= LARGEST_CACHED
+        self.full = 0 if small else int((np.cumsum(self.sizes) < WIDTH - 1e-6).sum()) + 1
+
+    def climb(self, piece: slice, points: Tensor, best: Tensor, scores: Tensor) -> None:
+        """Take all steps from some samples' points; keep the best of them."""
+        for size in self.sizes[: self.full]:
+            self._run(piece, points, best, scores, np.array([size]), False)
+        self._run(piece, points, best, scores, self.sizes[self.full :], True)
+
+    def _run(
+        self,
+        piece: slice,
+        points: Tensor,
+        best: Tensor,
+        scores: Tensor,
+        sizes: NDArray[np.float64],
+        follow: bool,
+    ) -> None:
+        from tightrope.attacks import increments_kernel
+
+        hidden, slopes = self._observe(points[piece], piece)
+        each = (points, *self.box.corners, best, scores, self.labels, self.targets)
+        numbers = [t[piece].numpy() for t in each]
+
+        def run(part: slice) -> None:
+            at, lower, upper, found, values, labels, targets = (t[part] for t in numbers)
+            increments_kernel.climb(
+                at,
+                lower,
+                upper,
+                found,
+                values,
+                tuple(t[part] for t in hidden),
+                tuple(t[part] for t in slopes),
+                self.layers,
+                self.rows.numpy(),
+                self.offsets.numpy(),
+                labels,
+                targets,
+                sizes,
+                follow,
+                self._state(at.dtype),
+            )
+
+        samples = len(numbers[0])
+        parts = min(samples, PIECES * torch.get_num_threads())
+        ends = [samples * i // parts for i in range(parts + 1)]
+        list(self.pool.map(run, map(slice, ends[:-1], ends[1:])))
+
+    def _observe(self, points: Tensor, piece: slice) -> tuple[list[Array], list[Array]]:
+        """Return the pre-activations, and the gradients of the margins, of all layers."""
+        count = self.targets.shape[1]
+        goal = Targeted(self.labels[piece].repeat_interleave(count), self.targets[piece].flatten())
+        hidden, before = self.chain.affine[:-1], [i - 1 for i in self.chain.affine[:-1]]
+        with torch.enable_grad():
+            start = _image(points.flatten(0, 1), self.shapes[0]).detach().requires_grad_()
+            values = self.graph.propagate(self.rules, start, keep={*hidden, *before})
+            score = goal(values[len(self.graph.nodes) - 1]).sum()
+            slopes = torch.autograd.grad(score, [values[i] for i in before])
+        return (
+            [self._array(values[i], count) for i in hidden],
+            [self._array(t, count) for t in slopes],
+        )
+
+    def _array(self, t: Tensor, count: int) -> Array:
+        return _flat(t.detach(), 1).contiguous().unflatten(0, (-1, count)).numpy()
+
+    def _state(self, dtype: np.dtype[Any]) -> State:
+        """Make room for the state of one estimator."""
+        from tightrope.attacks.increments_kernel import State
+
+        windows = [len(layer.backwards.kinds) for layer in self.layers]
+        values = [math.prod(shape) for shape in self.shapes]
+        longest = max(joint.weights.shape[2] for layer in self.layers for joint in layer)
+        return State(
+            active=tuple(np.empty(n, dtype) for n in values[1:]),
+            passed=tuple(np.empty(n, dtype) for n in values[1:]),
+            alive=tuple(np.zeros(n, np.int64) for n in windows),
+            touched=tuple(np.zeros(n, np.bool_) for n in windows),
+            stale=tuple(np.zeros(len(layer.forwards.kinds), np.bool_) for layer in self.layers),
+            places=np.empty((2, max(values)), np.int64),
+            amounts=np.empty((2, max(values)), dtype),
+            patch=np.empty(longest, dtype),
+            moved=np.empty(values[0], dtype),
+        )
+
+
+def _layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
+    """Lay out a layer for the kernel."""
+    from tightrope.attacks.increments_kernel import Joint, Layer
+
+    channels, size = shape[0], shape[1:] or (1, 1)
+    if isinstance(op, ops.Conv2d):
+        windows = _Windows(size, op.weight.shape[2:], op.stride, op.padding)
+    else:  # one window on everything
+        windows = _Windows(size, size, size, (0, 0))
+    weight = op.weight.reshape(len(op.weight), channels, *windows.kernel)
+    kinds, upwards, downwards = _tables(windows)
+    # Towards the windows, taps of a phase are together, last ones first; missing ones are zero.
+    taps = windows.taps
+    missing = [n * s - k for n, s, k in zip(taps, windows.stride, windows.kernel, strict=True)]
+    padded = F.pad(weight, (0, missing[1], 0, missing[0]))
+    phases = padded.unflatten(3, (taps[1], -1)).unflatten(2, (taps[0], -1)).flip(2, 4)
+    forwards = phases.permute(3, 5, 1, 2, 4, 0).flatten(3).flatten(0, 1)
+    backwards = weight.permute(0, 2, 3, 1).flatten(1).unsqueeze(0)
+    unit = np.zeros(len(downwards), np.int64)
+    return Layer(
+        Joint(kinds, forwards.contiguous().numpy(), upwards * len(weight)),
+        Joint(unit, backwards.contiguous().numpy(), downwards * channels),
     )
+
+
+class _Windows(NamedTuple):
+    """Where the windows of a layer are."""
+
+    size: Shape
+    kernel: Shape
+    stride: Shape
+    padding: Shape
+
+    @property
+    def counts(self) -> Shape:
+        """How many there are each way."""
+        every = zip(*self, strict=True)
+        return tuple((size + 2 * pad - k) // step + 1 for size, k, step, pad in every)
+
+    @property
+    def taps(self) -> Shape:
+        """How many of them, at most, a pixel is part of, each way."""
+        return tuple(-(-k // step) for k, step in zip(self.kernel, self.stride, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _tables(windows: _Windows) -> tuple[Array, Array, Array]:
+    """Return the phase of each pixel, and runs of windows above pixels and pixels below windows."""
+    size, kernel, stride, padding = windows
+    counts, taps = windows.counts, windows.taps
+    kinds, above, below = [], [], []
+    for y, x in np.ndindex(*size):
+        row, phase_y = divmod(y + padding[0], stride[0])
+        column, phase_x = divmod(x + padding[1], stride[1])
+        kinds.append(phase_y * stride[1] + phase_x)
+        above.append(_overlap((row - taps[0] + 1, column - taps[1] + 1), (row, column), counts))
+    for y, x in np.ndindex(*counts):
+        first = y * stride[0] - padding[0], x * stride[1] - padding[1]
+        last = first[0] + kernel[0] - 1, first[1] + kernel[1] - 1
+        below.append(_overlap(first, last, size))
+    return np.array(kinds), _table(above), _table(below)
+
+
+def _overlap(first: Shape, last: Shape, size: Shape) -> list[tuple[int, int, int]]:
+    """Return the rows of a rectangle inside a map: place in the map, in the rectangle, length."""
+    left, right = max(first[1], 0), min(last[1], size[1] - 1)
+    width = last[1] - first[1] + 1
+    if right < left:
+        return []
+    return [
+        (y * size[1] + left, (y - first[0]) * width + left - first[1], right - left + 1)
+        for y in range(max(first[0], 0), min(last[0], size[0] - 1) + 1)
+    ]
+
+
+def _table(rows: list[list[tuple[int, int, int]]]) -> Array:
+    """Return lists of different lengths as one array; zeros fill it up."""
+    table = np.zeros((len(rows), max(1, *map(len, rows)), 3), np.int64)
+    for i, row in enumerate(rows):
+        table[i, : len(row)] = np.array(row).reshape(-1, 3)
+    return table

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from tightrope.attacks.goals import CrossEntropy, Targeted
-from tightrope.attacks.increments import SMALLEST_LAYER, IncrementalMargins, linear_pair
-from tightrope.attacks.pgd import Landscape, NetworkLandscape, Search, Steps, climb, pgd
+from tightrope.attacks.increments import attack_chain, chain
+from tightrope.attacks.pgd import NetworkLandscape, Search, Steps, climb, pgd
 from tightrope.attacks.points import for_points
-from tightrope.attacks.sparse import attack_reduced, convolution_pair, is_sparse
 from tightrope.box import Box, spread
 from tightrope.graph import Graph
 
@@ -60,7 +59,6 @@ def attack_margins(
     steps: Steps,
     restarts: int = 1,
     start: Tensor | None = None,
-    tolerance: float = 0.0,
     memory: int | None = None,
     plain: bool = False,
 ) -> Tensor:
@@ -68,13 +66,12 @@ def attack_margins(
 
     The result is [batch, classes - 1, ...], in the order of `wrong_classes`. Every estimator
     begins at its own uniform random point (in the first restart at `start`, if given), and the
-    best point it visits counts, the first one included. It stops early when its next step
-    promises no more than `tolerance` to first order (0 does not change the result), except in
-    reduced convolutions, where it costs little to go on.
+    best point it visits counts, the first one included. It stops where a step leads nowhere.
 
     `memory` is the number of bytes to use besides the points themselves, by default what suits
-    the processor; it does not change the result. Classifiers with one hidden layer are evaluated
-    in ways that do less work for the same result, unless `plain`.
+    the processor; it does not change the result. On a CPU, networks of affine layers and ReLUs
+    are evaluated by what changes from step to step: less work for the same result, unless
+    `plain`.
     """
     box, classifier = box.detach(), classifier.detach()
     start = None if start is None else start.detach()
@@ -83,12 +80,10 @@ def attack_margins(
     if memory is None:
         memory = _suitable_memory(box.lower.device)
     fast = not plain and box.lower.device.type == "cpu"
-    # Sparse products are fast where MKL does them.
-    sparse = fast and torch.backends.mkl.is_available()
-    convolution = convolution_pair(classifier) if sparse else None
-    if convolution is not None and is_sparse(convolution[0], box):
-        return attack_reduced(
-            *convolution,
+    followed = chain(classifier) if fast else None
+    if followed is not None and followed.worthwhile:
+        return attack_chain(
+            followed,
             box,
             labels,
             targets,
@@ -97,7 +92,7 @@ def attack_margins(
             start=start,
             memory=memory,
         )
-    make = _Landscapes(classifier, fast)
+    network = for_points(classifier)
     points = box.sample(count) if start is None else _inside(box, start)
     searches: dict[int, Search] = {}
     for restart in range(restarts):
@@ -105,10 +100,11 @@ def attack_margins(
         fresh = points if restart == 0 else box.sample(count)
         for piece in _pieces(classifier, points, memory):
             rows = points[piece].flatten(0, 1)
-            search = searches.setdefault(piece.start, Search(rows, settle=tolerance))
+            search = searches.setdefault(piece.start, Search(rows, settle=True))
             search.revive()
             boxes = box[piece].repeat(count)
-            landscape = make(labels[piece].repeat_interleave(count), targets[piece].flatten())
+            goal = Targeted(labels[piece].repeat_interleave(count), targets[piece].flatten())
+            landscape = NetworkLandscape(network, goal)
             climb(landscape, boxes, fresh[piece].flatten(0, 1).clone(), steps, search)
     return points
 
@@ -126,24 +122,6 @@ def attack_loss(
     """Return one point per box with the largest cross-entropy found: [batch, 1, ...]."""
     network = for_points(classifier)
     return pgd(network, box, CrossEntropy(labels), steps=steps, restarts=restarts).unsqueeze(1)
-
-
-class _Landscapes:
-    """Makes the landscapes of a classifier, in whichever way is fastest."""
-
-    def __init__(self, classifier: Graph, fast: bool) -> None:
-        self.pair = linear_pair(classifier) if fast else None
-        if self.pair is not None and self.pair[0].weight.numel() < SMALLEST_LAYER:
-            self.pair = None
-        if self.pair is not None:
-            self.columns = self.pair[0].weight.T.contiguous()
-        else:
-            self.network = for_points(classifier)
-
-    def __call__(self, labels: Tensor, targets: Tensor) -> Landscape:
-        if self.pair is not None:
-            return IncrementalMargins.of(*self.pair, self.columns, labels, targets)
-        return NetworkLandscape(self.network, Targeted(labels, targets))
 
 
 def _pieces(classifier: Graph, points: Tensor, memory: int) -> Iterator[slice]:

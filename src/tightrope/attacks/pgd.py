@@ -99,11 +99,10 @@ class Search:
     """The best point of each sample so far, and which samples are still searched.
 
     `best` is filled in place. With `stop`, samples leave when their goal is reached. With
-    `settle`, they leave when their next step promises no more gain than that, to first order: at
-    0, when the step leads nowhere, which makes it the last one anyway.
+    `settle`, they leave when a step leads nowhere, which makes it the last one anyway.
     """
 
-    def __init__(self, best: Tensor, *, stop: bool = False, settle: float | None = None) -> None:
+    def __init__(self, best: Tensor, *, stop: bool = False, settle: bool = False) -> None:
         self.best = best
         self.score = best.new_full((len(best),), -torch.inf)
         self.stop, self.settle = stop, settle
@@ -127,12 +126,9 @@ class Search:
             self.score[rows] = view.scores[better]
         return self._leave(~view.reached) if self.stop else None
 
-    def moving(self, points: Tensor, moved: Tensor, gradient: Tensor) -> Tensor | None:
-        """Return the positions whose step promises a gain, or None if all do."""
-        if self.settle is None:
-            return None
-        gain = (moved - points).mul_(gradient).sum(tuple(range(1, points.dim())))
-        return self._leave(~(gain <= self.settle))
+    def moving(self, points: Tensor, moved: Tensor) -> Tensor | None:
+        """Return the positions whose step leads elsewhere, or None if all do."""
+        return self._leave((moved != points).flatten(1).any(1))
 
     def _leave(self, staying: Tensor) -> Tensor | None:
         if staying.all():
@@ -159,8 +155,8 @@ def climb(
         moved = torch.clamp(moved, box.lower, box.upper, out=moved)
         way += size
         # Before they can have crossed the box, hardly any points are at rest.
-        looks = search is not None and (way >= WIDTH or search.settle)
-        going = search.moving(points, moved, gradient) if search and looks else None
+        looks = search is not None and search.settle and way >= WIDTH
+        going = search.moving(points, moved) if search and looks else None
         if going is not None:
             moved, box, landscape = moved[going], box[going], landscape.select(going)
         points = moved

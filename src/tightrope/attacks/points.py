@@ -26,6 +26,21 @@ FEW_CHANNELS = 4
 
 def for_points(graph: Graph) -> Network:
     """Return the network cut off from its parameters, made ready for many gradients."""
+    graph, rules = prepare(graph)
+    last = len(graph.nodes) - 1
+
+    def network(points: Tensor) -> Tensor:
+        output: Tensor = graph.propagate(rules, points)[last]
+        return output
+
+    return network
+
+
+def prepare(graph: Graph) -> tuple[Graph, Rules]:
+    """Return the network cut off from its parameters, and rules that are fast to differentiate.
+
+    Values flattened before a linear layer have their channels last; other values are the same.
+    """
     graph, flattened = _flatten_in_memory_order(graph.detach())
     kernels = {
         node.op: _backward_kernel(node.op)
@@ -46,14 +61,7 @@ def for_points(graph: Graph) -> Network:
         output: Tensor = _Convolution.apply(x, op, kernels[op])
         return output
 
-    rules: Rules = {**evaluate.RULES, ops.Conv2d: convolve, ops.Reshape: reshape}
-    last = len(graph.nodes) - 1
-
-    def network(points: Tensor) -> Tensor:
-        output: Tensor = graph.propagate(rules, points)[last]
-        return output
-
-    return network
+    return graph, {**evaluate.RULES, ops.Conv2d: convolve, ops.Reshape: reshape}
 
 
 def _flatten_in_memory_order(graph: Graph) -> tuple[Graph, set[ops.Op]]:

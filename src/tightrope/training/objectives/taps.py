@@ -44,9 +44,7 @@ class TAPS:
     `gradient_factors`. `step_size` is relative to the full width of the latent box, by default
     `max(0.2, 2 / steps)`; it drops by `step_decay` after 70 % of the steps if there are at least
     `decay_from` of them (CTBench: 0.2, from 10 on). `connected = false` cuts the gradient between
-    the latent points and the extractor; `shrink` below 1 is SABR's ReLU shrinkage. With a
-    `tolerance` above 0, latent points stop early when their next step promises less gain in the
-    margin than that: a faster attack for deep classifiers, and no longer quite the paper's.
+    the latent points and the extractor; `shrink` below 1 is SABR's ReLU shrinkage.
     """
 
     name: ClassVar[str] = "taps"
@@ -66,7 +64,6 @@ class TAPS:
     decay_from: int = 20
     connected: bool = True
     shrink: float = 1.0
-    tolerance: float = 0.0
 
     def __post_init__(self) -> None:
         relus, c, w = self.classifier_relus, self.connector, self.weight
@@ -89,7 +86,6 @@ class TAPS:
         require(
             sizes, f"{self.name}.step_size and step_decay must be positive, the decay at most 1"
         )
-        require(self.tolerance >= 0, f"{self.name}.tolerance must be at least 0")
         require(0 < self.shrink <= 1, f"{self.name}.shrink must be above 0 and at most 1")
 
     @property
@@ -134,9 +130,7 @@ class TAPS:
         if self.estimators == "single":
             points = attack_loss(classifier, latent, y, steps=steps, restarts=restarts)
         else:
-            points = attack_margins(
-                classifier, latent, y, steps=steps, restarts=restarts, tolerance=self.tolerance
-            )
+            points = attack_margins(classifier, latent, y, steps=steps, restarts=restarts)
         return connect(latent, points, self.connector) if self.connected else points
 
 

@@ -1,0 +1,376 @@
+"""The inner loop of `increments`, compiled: one estimator at a time, by what changes.
+
+The state of an estimator is small enough for the processor's cache: its point, the hidden
+pre-activations, and the gradient of its margin with respect to the values of every level. A step
+moves some coordinates, and what follows from that is worked out from the changes alone:
+
+- forwards, a changed activation adds its change times a block of weights to each window above it;
+- backwards, a changed gradient does the same to each pixel below it. In a piecewise linear
+  network gradients change only where ReLUs flip.
+
+Layer k leads from level k to level k + 1; level 0 is the point. The values of a level are
+[pixels, channels]. Changes are lists of places and amounts, in order; they are written without
+branches, which the processor would guess wrong every other time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba import njit
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+BLOCK = 16  # coordinates that are looked at together
+
+# Sums may be reordered and contracted, as in the library's own kernels.
+_compiled = njit(cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz"})
+
+
+class Joint(NamedTuple):
+    """How the values of a level act on a neighbouring one.
+
+    A change at a pixel adds a patch, its weights times the change, to several runs of values.
+    """
+
+    kinds: Array  # [pixels]: which weights
+    weights: Array  # [kinds, channels, patch]
+    runs: Array  # [pixels, n, 3]: first value, first entry of the patch, length; or zeros
+
+
+class Layer(NamedTuple):
+    """An affine layer, seen from both sides."""
+
+    forwards: Joint
+    backwards: Joint
+
+
+class State(NamedTuple):
+    """What is known of one estimator at its present point, by layer; and lists of changes."""
+
+    active: tuple[Array, ...]  # [values] activations behind the layer
+    passed: tuple[Array, ...]  # [values] gradient that passes the ReLUs behind the layer
+    alive: tuple[Array, ...]  # [windows] how much of it is not zero
+    touched: tuple[Array, ...]  # [windows] whether inputs have changed
+    stale: tuple[Array, ...]  # [pixels before the layer] whether a gradient or a ReLU has changed
+    places: Array  # [2, values]
+    amounts: Array
+    patch: Array  # [the longest one]
+    moved: Array  # [inputs] where a step leads
+
+
+@_compiled
+def climb(
+    points: Array,
+    lower: Array,
+    upper: Array,
+    best: Array,
+    scores: Array,
+    hidden: tuple[Array, ...],
+    slopes: tuple[Array, ...],
+    layers: tuple[Layer, ...],
+    rows: Array,
+    offsets: Array,
+    labels: Array,
+    targets: Array,
+    sizes: Array,
+    follow: bool,
+    state: State,
+) -> None:
+    """Take steps from `points` [samples, estimators, inputs], keeping the best points visited.
+
+    `hidden` are the pre-activations behind each layer at the points, `slopes` the gradients of
+    the margins before each layer; `rows` and `offsets` the last linear layer; `sizes` those of
+    the steps, relative to the radius. Points, best points, their scores, and with `follow` hidden
+    values and slopes are changed in place. Without it, only the first step is taken, and the
+    caller finds out what it led to.
+    """
+    for b in range(points.shape[0]):
+        for e in range(points.shape[1]):
+            outer = rows[targets[b, e]] - rows[labels[b]]
+            offset = offsets[targets[b, e]] - offsets[labels[b]]
+            point, slope, last = points[b, e], slopes[0][b, e], hidden[-1][b, e]
+            if follow:
+                _begin(hidden, slopes, outer, b, e, state)
+            for i in range(len(sizes)):
+                score = _score(outer, last) + offset
+                if score > scores[b, e]:
+                    scores[b, e] = score
+                    best[b, e] = point
+                count = _move(point, lower[b], upper[b], slope, sizes[i], state)
+                if count == 0 or not follow:
+                    break
+                count = _forwards(hidden, layers, outer, b, e, count, state)
+                if i < len(sizes) - 1:
+                    _backwards(slopes, layers, b, e, count, state)
+            if follow:
+                score = _score(outer, last) + offset
+                if score > scores[b, e]:
+                    scores[b, e] = score
+                    best[b, e] = point
+
+
+@_compiled
+def _begin(
+    hidden: tuple[Array, ...],
+    slopes: tuple[Array, ...],
+    outer: Array,
+    b: int,
+    e: int,
+    state: State,
+) -> None:
+    """Derive the state of an estimator from its hidden values and slopes."""
+    for k in range(len(hidden)):
+        values, active, passed, alive = (
+            hidden[k][b, e],
+            state.active[k],
+            state.passed[k],
+            state.alive[k],
+        )
+        slope = slopes[k + 1][b, e] if k + 1 < len(hidden) else outer
+        zero = values.dtype.type(0)
+        channels = len(values) // len(alive)
+        for p in range(len(alive)):
+            living = 0
+            for j in range(p * channels, (p + 1) * channels):
+                active[j] = max(values[j], zero)
+                passed[j] = slope[j] if active[j] > 0 else zero
+                living += passed[j] != 0
+            alive[p] = living
+
+
+@_compiled
+def _score(outer: Array, values: Array) -> float:
+    zero = values.dtype.type(0)
+    total = zero
+    for j in range(len(outer)):
+        total += outer[j] * max(values[j], zero)
+    return total
+
+
+@_compiled
+def _move(point: Array, lower: Array, upper: Array, slope: Array, size: float, state: State) -> int:
+    """Take a sign step inside the box; list and count the coordinates that move."""
+    moved, places, amounts = state.moved, state.places[0], state.amounts[0]
+    zero, half = point.dtype.type(0), point.dtype.type(size / 2)
+    for j in range(len(point)):
+        step = half * (upper[j] - lower[j])
+        step = step if slope[j] > 0 else (-step if slope[j] < 0 else zero)
+        moved[j] = min(max(point[j] + step, lower[j]), upper[j])
+    count = 0
+    for start in range(0, len(point), BLOCK):
+        end = min(start + BLOCK, len(point))
+        differs = 0
+        for j in range(start, end):
+            differs += moved[j] != point[j]
+        if differs:
+            for j in range(start, end):
+                places[count], amounts[count] = j, moved[j] - point[j]
+                count += moved[j] != point[j]
+                point[j] = moved[j]
+    return count
+
+
+@_compiled
+def _forwards(
+    hidden: tuple[Array, ...],
+    layers: tuple[Layer, ...],
+    outer: Array,
+    b: int,
+    e: int,
+    count: int,
+    state: State,
+) -> int:
+    """Carry changes of the point through all layers.
+
+    Behind the last layer, list and count the changes of the gradient that passes the ReLUs.
+    """
+    for k in range(len(layers)):
+        layer, values, touched = layers[k], hidden[k][b, e], state.touched[k]
+        _spread(count, layer.forwards, values, touched, state, k % 2)
+        if k < len(layers) - 1:
+            count = _activations(values, k, state)
+        else:
+            count = _flips(values, outer, k, state)
+    return count
+
+
+@_compiled
+def _activations(values: Array, k: int, state: State) -> int:
+    """List changes of the activations behind layer k."""
+    active, touched, stale = state.active[k], state.touched[k], state.stale[k + 1]
+    places, amounts = state.places[(k + 1) % 2], state.amounts[(k + 1) % 2]
+    zero = values.dtype.type(0)
+    channels = len(values) // len(touched)
+    count = 0
+    for p in range(len(touched)):
+        if not touched[p]:
+            continue
+        touched[p] = False
+        flips = 0
+        for j in range(p * channels, (p + 1) * channels):
+            value, before = max(values[j], zero), active[j]
+            places[count], amounts[count] = j, value - before
+            count += value != before
+            flips += (value > 0) != (before > 0)
+            active[j] = value
+        if flips:
+            stale[p] = True
+    return count
+
+
+@_compiled
+def _flips(values: Array, outer: Array, k: int, state: State) -> int:
+    """List changes of the gradient that passes the ReLUs behind the last layer."""
+    passed, touched, alive = state.passed[k], state.touched[k], state.alive[k]
+    active = state.active[k]
+    places, amounts = state.places[(k + 1) % 2], state.amounts[(k + 1) % 2]
+    zero = values.dtype.type(0)
+    channels = len(values) // len(touched)
+    count = 0
+    for p in range(len(touched)):
+        if not touched[p]:
+            continue
+        touched[p] = False
+        differs = 0
+        for j in range(p * channels, (p + 1) * channels):
+            differs += (values[j] > 0) != (active[j] > 0)
+        if not differs:
+            continue
+        for j in range(p * channels, (p + 1) * channels):
+            if (values[j] > 0) != (active[j] > 0):
+                active[j] = max(values[j], zero)
+                passes = outer[j] if active[j] > 0 else zero
+                places[count], amounts[count] = j, passes - passed[j]
+                count += 1
+                alive[p] += (passes != 0) - (passed[j] != 0)
+                passed[j] = passes
+    return count
+
+
+@_compiled
+def _backwards(
+    slopes: tuple[Array, ...],
+    layers: tuple[Layer, ...],
+    b: int,
+    e: int,
+    count: int,
+    state: State,
+) -> None:
+    """Carry changes of the gradient behind the last layer down to the point."""
+    for k in range(len(layers) - 1, -1, -1):
+        layer, slope, stale = layers[k], slopes[k][b, e], state.stale[k]
+        _spread(count, layer.backwards, slope, stale, state, (k + 1) % 2)
+        _silence(count, layer, slope, state, k)
+        if k:
+            count = _gradients(slope, k - 1, state)
+
+
+@_compiled
+def _gradients(slope: Array, k: int, state: State) -> int:
+    """List changes of the gradient that passes the ReLUs behind layer k."""
+    active, passed, alive, stale = (
+        state.active[k],
+        state.passed[k],
+        state.alive[k],
+        state.stale[k + 1],
+    )
+    places, amounts = state.places[(k + 1) % 2], state.amounts[(k + 1) % 2]
+    zero = slope.dtype.type(0)
+    channels = len(slope) // len(stale)
+    count = 0
+    for p in range(len(stale)):
+        if not stale[p]:
+            continue
+        stale[p] = False
+        living = 0
+        for j in range(p * channels, (p + 1) * channels):
+            passes, before = slope[j] if active[j] > 0 else zero, passed[j]
+            places[count], amounts[count] = j, passes - before
+            count += passes != before
+            living += passes != 0
+            passed[j] = passes
+        alive[p] = living
+    return count
+
+
+@_compiled
+def _spread(count: int, joint: Joint, values: Array, marks: Array, state: State, side: int) -> None:
+    """Add the listed changes, times their weights, to the values that they reach."""
+    places, amounts, runs = state.places[side], state.amounts[side], joint.runs
+    channels, width = joint.weights.shape[1], len(values) // len(marks)
+    patch = state.patch[: joint.weights.shape[2]]
+    start = 0
+    while start < count:
+        pixel = places[start] // channels
+        first = pixel * channels
+        end = start + 1
+        while end < count and places[end] < first + channels:
+            end += 1
+        _fill(patch, joint.weights[joint.kinds[pixel]], first, places, amounts, start, end)
+        for n in range(runs.shape[1]):
+            to, source, length = runs[pixel, n, 0], runs[pixel, n, 1], runs[pixel, n, 2]
+            if length == 0:
+                break
+            goal, part = values[to : to + length], patch[source : source + length]
+            for j in range(length):
+                goal[j] += part[j]
+            for mark in range(to // width, (to + length - 1) // width + 1):
+                marks[mark] = True
+        start = end
+
+
+@_compiled
+def _fill(
+    patch: Array, rows: Array, first: int, places: Array, amounts: Array, start: int, end: int
+) -> None:
+    """Sum up what the changes at one pixel add, four channels at a time."""
+    zero = patch.dtype.type(0)
+    for i in range(start, end, 4):
+        # Where there are fewer than four, the last ones count nothing.
+        a, row_a = amounts[i], rows[places[i] - first]
+        b = amounts[i + 1] if i + 1 < end else zero
+        c = amounts[i + 2] if i + 2 < end else zero
+        d = amounts[i + 3] if i + 3 < end else zero
+        row_b = rows[places[min(i + 1, end - 1)] - first]
+        row_c = rows[places[min(i + 2, end - 1)] - first]
+        row_d = rows[places[min(i + 3, end - 1)] - first]
+        if i == end - 1:
+            for j in range(len(patch)):
+                patch[j] = a * row_a[j] + (zero if i == start else patch[j])
+        elif i == start:
+            for j in range(len(patch)):
+                patch[j] = a * row_a[j] + b * row_b[j] + c * row_c[j] + d * row_d[j]
+        else:
+            for j in range(len(patch)):
+                patch[j] += a * row_a[j] + b * row_b[j] + c * row_c[j] + d * row_d[j]
+
+
+@_compiled
+def _silence(count: int, layer: Layer, slope: Array, state: State, k: int) -> None:
+    """Set gradients to zero where none arrives any more: their sum may have left a rest."""
+    places, alive, runs = state.places[(k + 1) % 2], state.alive[k], layer.backwards.runs
+    channels, before = layer.backwards.weights.shape[1], layer.forwards.weights.shape[1]
+    window = -1
+    for i in range(count):
+        if places[i] // channels == window:
+            continue
+        window = places[i] // channels
+        if alive[window]:
+            continue
+        for n in range(runs.shape[1]):
+            begin, length = runs[window, n, 0], runs[window, n, 2]
+            for pixel in range(begin // before, (begin + length) // before):
+                if not _arrives(layer.forwards.runs[pixel], channels, alive):
+                    slope[pixel * before : (pixel + 1) * before] = 0
+
+
+@_compiled
+def _arrives(runs: Array, channels: int, alive: Array) -> bool:
+    """Return whether a gradient arrives at a pixel from any window above."""
+    for n in range(len(runs)):
+        begin, length = runs[n, 0], runs[n, 2]
+        for window in range(begin // channels, (begin + length) // channels):
+            if alive[window]:
+                return True
+    return False
