@@ -23,8 +23,15 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 BLOCK = 16  # coordinates that are looked at together
 
-# Sums may be reordered and contracted, as in the library's own kernels.
-_compiled = njit(cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz"})
+
+def _compiled(function: Any) -> Any:
+    """Compile a function when it is first called, for this and later processes."""
+    # Sums may be reordered and contracted, as in the library's own kernels.
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no place for a cache that we may write to
+        return njit(**options)(function)
 
 
 class Joint(NamedTuple):
