@@ -22,6 +22,8 @@ from tightrope.graph import Graph
 
 # Larger pieces than this many bytes are no faster on common processors.
 MEMORY = 512 << 20
+# Numbers that changes are followed in.
+FOLLOWED = (torch.float32, torch.float64)
 
 
 def latent_steps(
@@ -79,7 +81,7 @@ def attack_margins(
     count = targets.shape[1]
     if memory is None:
         memory = _suitable_memory(box.lower.device)
-    fast = not plain and box.lower.device.type == "cpu"
+    fast = not plain and box.lower.device.type == "cpu" and box.lower.dtype in FOLLOWED
     followed = chain(classifier) if fast else None
     if followed is not None and followed.worthwhile:
         return attack_chain(
