@@ -161,6 +161,7 @@ def test_main(tmp_path: Path) -> None:
     assert claim(found, "mnist-0.1-cnn3: TAPS or STAPS").verdict == HOLDS
     assert claim(found, "mnist-0.1-cnn3: STAPS improves").verdict == FAILS
     assert claim(found, "mnist-0.3-cnn3: TAPS improves").verdict == UNTESTED
+    assert {row["group"] for row in found.tables[0].rows} == {"mnist-0.1-cnn3"}  # others: no run
     row = next(r for r in found.tables[0].rows if r["method"] == "SABR")
     assert (row["natural"], row["paper_natural"], row["paper_certified"]) == (98.0, 99.23, 98.22)
 

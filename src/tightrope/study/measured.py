@@ -172,6 +172,10 @@ class Measurements:
             return None
         return Measured(self.folder / name)
 
+    def tried(self, name: str) -> bool:
+        """Return whether a run was begun, whatever came of it."""
+        return name in self.failures or (self.folder / name).is_dir()
+
     def __iter__(self) -> Iterator[Measured]:
         """All runs there are."""
         if self.folder.is_dir():

@@ -52,10 +52,14 @@ def analyse(runs: Measurements) -> Findings:
         Column("paper_certified", "certified"),
     )
     rows, claims, drawn = [], [], {}
-    for group, setting in groups(runs.scale).items():
+    everything = groups(runs.scale)
+    tried = {g for g in everything if any(runs.tried(f"{g}-{m}") for m in METHODS)}
+    for group, setting in everything.items():
+        claims += _claims(runs, group, setting)
+        if tried and group not in tried:  # with --only: rows without a number help nobody
+            continue
         for method in METHODS:
             rows.append(_row(runs, group, setting, method))
-        claims += _claims(runs, group, setting)
         points = {
             str(row["key"]): (row["natural"], row["certified"])
             for row in rows
