@@ -73,10 +73,13 @@ def analyse(runs: Measurements) -> Findings:
         Column("paper_seconds", "s / sample", ".3g"),
     )
     rows, claims, pictures = [], [], []
-    for setting, group in groups(runs.scale).items():
+    everything = groups(runs.scale)
+    tried = {s for s, group in everything.items() if any(runs.tried(p.name) for p in group.values())}
+    for setting, group in everything.items():
         reference = published.WEIGHT.get(setting, published.WEIGHT["mnist-0.3"])
         own = [_row(runs, setting, w, plan, reference) for w, plan in group.items()]
-        rows += own
+        if not tried or setting in tried:  # with --only: rows without a number help nobody
+            rows += own
         claims += _claims(runs, setting, {w: plan.name for w, plan in group.items()})
         if any(row["certified"] is not None for row in own):
             pictures.append(_picture(setting, own))
