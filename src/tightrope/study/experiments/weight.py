@@ -74,7 +74,9 @@ def analyse(runs: Measurements) -> Findings:
     )
     rows, claims, pictures = [], [], []
     everything = groups(runs.scale)
-    tried = {s for s, group in everything.items() if any(runs.tried(p.name) for p in group.values())}
+    tried = {
+        s for s, group in everything.items() if any(runs.tried(p.name) for p in group.values())
+    }
     for setting, group in everything.items():
         reference = published.WEIGHT.get(setting, published.WEIGHT["mnist-0.3"])
         own = [_row(runs, setting, w, plan, reference) for w, plan in group.items()]
