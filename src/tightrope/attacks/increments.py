@@ -1,4 +1,4 @@
-"""The latent attack on small classifiers, worked out from what changes in a step.
+"""The latent attack on chains of layers, worked out from what changes in a step.
 
 Sign steps of a fifth of the width bring nearly all coordinates of a latent point to a corner
 within five steps. From then on few coordinates move and few ReLUs flip, so neither the outputs
