@@ -15,6 +15,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,16 +30,21 @@ from tightrope.attacks.pgd import WIDTH, Steps
 from tightrope.attacks.points import prepare
 from tightrope.box import Box
 from tightrope.graph import Graph, ops
+from tightrope.graph.dense import convolution_matrix
 
 if TYPE_CHECKING:  # the compiler takes a while to load
     from tightrope.attacks.increments_kernel import Layer, State
 
 # Classifiers with fewer products than this are evaluated in full faster.
-SMALLEST_WORK = 1 << 16
+SMALLEST_WORK = 1 << 11
+# Layers with at most this many pairs of inputs and outputs are taken as one matrix.
+LARGEST_MATRIX = 1 << 15
 # The weights of a small layer stay in the processor's cache.
 LARGEST_CACHED = 1 << 16
 # Pieces of work per thread: some take longer than others.
 PIECES = 4
+# Streams of random numbers: a fixed number, so that threads have no influence on the points.
+STREAMS = 32
 
 Shape = tuple[int, ...]
 Array = NDArray[Any]
@@ -62,6 +68,12 @@ class Chain:
         """The shapes of the points and of the hidden values."""
         nodes = self.classifier.nodes
         return [nodes[0].shape, *(nodes[i].shape for i in self.affine[:-1])]
+
+    @property
+    def tiny(self) -> bool:
+        """Whether all layers but the last are small enough to be taken as matrices."""
+        sizes = list(map(math.prod, self.shapes))
+        return all(n * m <= LARGEST_MATRIX for n, m in pairwise(sizes))
 
     @property
     def worthwhile(self) -> bool:
@@ -111,18 +123,37 @@ def attack_chain(
     count = targets.shape[1]
     shapes = classifier.shapes
     # Points of the whole batch are drawn at once, so that the pieces have no influence on them.
-    fresh = box.sample(count) if start is None else _project(box, _flat(start, 2))
-    best = fresh.clone()
-    scores = best.new_full(targets.shape, -torch.inf)
-    each = 4 * count * sum(map(math.prod, shapes)) * best.element_size()
-    size = max(1, memory // each)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        fresh = _draw(box, count, pool) if start is None else _project(box, _flat(start, 2))
+        best = fresh.clone()
+        scores = best.new_full(targets.shape, -torch.inf)
+        each = 4 * count * sum(map(math.prod, shapes)) * best.element_size()
+        size = max(1, memory // each)
         search = _Search(classifier, box, labels, targets, steps, pool)
         for restart in range(restarts):
-            points = fresh if restart == 0 else box.sample(count)
+            points = fresh if restart == 0 else _draw(box, count, pool)
             for begin in range(0, len(labels), size):
                 search.climb(slice(begin, begin + size), points, best, scores)
     return _image(best, shapes[0])
+
+
+def _draw(box: Box, count: int, pool: ThreadPoolExecutor) -> Tensor:
+    """Draw points as `Box.sample` does, on all threads."""
+    points = box.lower.new_empty(len(box.lower), count, box.lower.shape[1])
+    seeds = np.random.SeedSequence(int(torch.randint(1 << 62, ()))).spawn(STREAMS)
+    parts = zip(*(np.array_split(t.numpy(), STREAMS) for t in (points, *box.corners)), strict=True)
+
+    def fill(seed: np.random.SeedSequence, arrays: tuple[Array, ...]) -> None:
+        part, lower, upper = arrays
+        np.random.Generator(np.random.SFC64(seed)).random(out=part, dtype=part.dtype.type)
+        lower, upper = lower[:, None], upper[:, None]
+        np.multiply(part, upper - lower, out=part)
+        np.add(part, lower, out=part)
+        # Rounding may lead out of the box by a unit in the last place.
+        np.clip(part, lower, upper, out=part)
+
+    list(pool.map(fill, seeds, parts))
+    return points
 
 
 def _project(box: Box, points: Tensor) -> Tensor:
@@ -159,14 +190,15 @@ class _Search:
         self.shapes = classifier.shapes
         self.graph, self.rules = prepare(classifier.classifier)
         *layers, last = classifier.layers
-        self.layers = tuple(map(_layer, layers, self.shapes[:-1]))
+        lay_out = _matrix_layer if classifier.tiny else _layer
+        self.layers = tuple(map(lay_out, layers, self.shapes[:-1]))
         rows = last.weight.unflatten(1, self.shapes[-1])
         self.rows = _flat(rows, 1).contiguous()
         self.offsets = rows.new_zeros(len(rows)) if last.bias is None else last.bias
         self.sizes = np.array(steps.sizes())
         # While points can still cross the box, most of them move, and full products are faster,
-        # except through one small layer.
-        small = len(layers) == 1 and layers[0].weight.numel() <= LARGEST_CACHED
+        # unless all weights stay in the cache.
+        small = all(layer.weight.numel() <= LARGEST_CACHED for layer in layers)
         self.full = 0 if small else int((np.cumsum(self.sizes) < WIDTH - 1e-6).sum()) + 1
 
     def climb(self, piece: slice, points: Tensor, best: Tensor, scores: Tensor) -> None:
@@ -239,7 +271,6 @@ class _Search:
 
         windows = [len(layer.backwards.kinds) for layer in self.layers]
         values = [math.prod(shape) for shape in self.shapes]
-        longest = max(joint.weights.shape[2] for layer in self.layers for joint in layer)
         return State(
             active=tuple(np.empty(n, dtype) for n in values[1:]),
             passed=tuple(np.empty(n, dtype) for n in values[1:]),
@@ -248,7 +279,6 @@ class _Search:
             stale=tuple(np.zeros(len(layer.forwards.kinds), np.bool_) for layer in self.layers),
             places=np.empty((2, max(values)), np.int64),
             amounts=np.empty((2, max(values)), dtype),
-            patch=np.empty(longest, dtype),
             moved=np.empty(values[0], dtype),
         )
 
@@ -273,9 +303,23 @@ def _layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
     backwards = weight.permute(0, 2, 3, 1).flatten(1).unsqueeze(0)
     unit = np.zeros(len(downwards), np.int64)
     return Layer(
-        Joint(kinds, forwards.contiguous().numpy(), upwards * len(weight)),
-        Joint(unit, backwards.contiguous().numpy(), downwards * channels),
+        Joint(kinds, forwards.contiguous().numpy(), upwards),
+        Joint(unit, backwards.contiguous().numpy(), downwards),
+        False,
     )
+
+
+def _matrix_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
+    """Lay out a small layer for the kernel, as one matrix."""
+    if isinstance(op, ops.Conv2d):
+        matrix, _ = convolution_matrix(op, shape)
+        by_channel = matrix.T.unflatten(1, (len(op.weight), -1))
+        matrix = by_channel.transpose(1, 2).flatten(1).T
+    else:
+        matrix = op.weight
+    matrix = _flat(matrix.unflatten(1, shape), 1)
+    layer = _layer(ops.Linear(matrix, None), matrix.shape[1:])
+    return layer._replace(anew=True)
 
 
 class _Windows(NamedTuple):

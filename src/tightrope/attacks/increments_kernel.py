@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from numba import njit
 from numpy.typing import NDArray
 
+from tightrope.attacks.rows_kernel import add_rows
+
 Array = NDArray[Any]
 BLOCK = 16  # coordinates that are looked at together
 
@@ -42,7 +44,7 @@ class Joint(NamedTuple):
 
     kinds: Array  # [pixels]: which weights
     weights: Array  # [kinds, channels, patch]
-    runs: Array  # [pixels, n, 3]: first value, first entry of the patch, length; or zeros
+    runs: Array  # [pixels, n, 3]: first pixel, first one of the patch, how many; or zeros
 
 
 class Layer(NamedTuple):
@@ -50,6 +52,7 @@ class Layer(NamedTuple):
 
     forwards: Joint
     backwards: Joint
+    anew: bool  # whether gradients below it are computed from those behind it, not from changes
 
 
 class State(NamedTuple):
@@ -62,7 +65,6 @@ class State(NamedTuple):
     stale: tuple[Array, ...]  # [pixels before the layer] whether a gradient or a ReLU has changed
     places: Array  # [2, values]
     amounts: Array
-    patch: Array  # [the longest one]
     moved: Array  # [inputs] where a step leads
 
 
@@ -137,12 +139,14 @@ def _begin(
         slope = slopes[k + 1][b, e] if k + 1 < len(hidden) else outer
         zero = values.dtype.type(0)
         channels = len(values) // len(alive)
+        for j in range(len(values)):
+            active[j] = max(values[j], zero)
+            passed[j] = slope[j] if active[j] > 0 else zero
         for p in range(len(alive)):
+            part = passed[p * channels : (p + 1) * channels]
             living = 0
-            for j in range(p * channels, (p + 1) * channels):
-                active[j] = max(values[j], zero)
-                passed[j] = slope[j] if active[j] > 0 else zero
-                living += passed[j] != 0
+            for j in range(len(part)):
+                living += part[j] != 0
             alive[p] = living
 
 
@@ -166,15 +170,19 @@ def _move(point: Array, lower: Array, upper: Array, slope: Array, size: float, s
         moved[j] = min(max(point[j] + step, lower[j]), upper[j])
     count = 0
     for start in range(0, len(point), BLOCK):
-        end = min(start + BLOCK, len(point))
-        differs = 0
-        for j in range(start, end):
-            differs += moved[j] != point[j]
+        before, now = point[start : start + BLOCK], moved[start : start + BLOCK]
+        differs = False
+        if len(before) == BLOCK:  # a constant, which the compiler makes use of
+            for j in range(BLOCK):
+                differs |= now[j] != before[j]
+        else:
+            for j in range(len(before)):
+                differs |= now[j] != before[j]
         if differs:
-            for j in range(start, end):
-                places[count], amounts[count] = j, moved[j] - point[j]
-                count += moved[j] != point[j]
-                point[j] = moved[j]
+            for j in range(len(before)):
+                places[count], amounts[count] = start + j, now[j] - before[j]
+                count += now[j] != before[j]
+                before[j] = now[j]
     return count
 
 
@@ -214,13 +222,15 @@ def _activations(values: Array, k: int, state: State) -> int:
         if not touched[p]:
             continue
         touched[p] = False
+        first = p * channels
+        part, known = values[first : first + channels], active[first : first + channels]
         flips = 0
-        for j in range(p * channels, (p + 1) * channels):
-            value, before = max(values[j], zero), active[j]
-            places[count], amounts[count] = j, value - before
+        for j in range(len(part)):
+            value, before = max(part[j], zero), known[j]
+            places[count], amounts[count] = first + j, value - before
             count += value != before
             flips += (value > 0) != (before > 0)
-            active[j] = value
+            known[j] = value
         if flips:
             stale[p] = True
     return count
@@ -239,19 +249,21 @@ def _flips(values: Array, outer: Array, k: int, state: State) -> int:
         if not touched[p]:
             continue
         touched[p] = False
+        first = p * channels
+        part, known = values[first : first + channels], active[first : first + channels]
         differs = 0
-        for j in range(p * channels, (p + 1) * channels):
-            differs += (values[j] > 0) != (active[j] > 0)
+        for j in range(len(part)):
+            differs += (part[j] > 0) != (known[j] > 0)
         if not differs:
             continue
-        for j in range(p * channels, (p + 1) * channels):
-            if (values[j] > 0) != (active[j] > 0):
-                active[j] = max(values[j], zero)
-                passes = outer[j] if active[j] > 0 else zero
-                places[count], amounts[count] = j, passes - passed[j]
+        for j in range(len(part)):
+            if (part[j] > 0) != (known[j] > 0):
+                known[j] = max(part[j], zero)
+                passes = outer[first + j] if known[j] > 0 else zero
+                places[count], amounts[count] = first + j, passes - passed[first + j]
                 count += 1
-                alive[p] += (passes != 0) - (passed[j] != 0)
-                passed[j] = passes
+                alive[p] += (passes != 0) - (passed[first + j] != 0)
+                passed[first + j] = passes
     return count
 
 
@@ -267,10 +279,27 @@ def _backwards(
     """Carry changes of the gradient behind the last layer down to the point."""
     for k in range(len(layers) - 1, -1, -1):
         layer, slope, stale = layers[k], slopes[k][b, e], state.stale[k]
-        _spread(count, layer.backwards, slope, stale, state, (k + 1) % 2)
-        _silence(count, layer, slope, state, k)
+        if not layer.anew:
+            _spread(count, layer.backwards, slope, stale, state, (k + 1) % 2)
+            _silence(count, layer, slope, state, k)
+        elif count:
+            _renew(layer.backwards, slope, state, k)
+            stale[:] = True
         if k:
             count = _gradients(slope, k - 1, state)
+
+
+@_compiled
+def _renew(joint: Joint, slope: Array, state: State, k: int) -> None:
+    """Compute the gradient below layer k, which is one window, from the one behind it."""
+    passed, places, amounts = state.passed[k], state.places[0], state.amounts[0]
+    count = 0
+    for j in range(len(passed)):
+        places[count], amounts[count] = j, passed[j]
+        count += passed[j] != 0
+    slope[:] = 0
+    nothing = count - count
+    add_rows(slope, joint.weights[0], nothing, places, amounts, nothing, nothing, count)
 
 
 @_compiled
@@ -290,13 +319,19 @@ def _gradients(slope: Array, k: int, state: State) -> int:
         if not stale[p]:
             continue
         stale[p] = False
+        first = p * channels
+        part, known, before = (
+            slope[first : first + channels],
+            active[first : first + channels],
+            passed[first : first + channels],
+        )
         living = 0
-        for j in range(p * channels, (p + 1) * channels):
-            passes, before = slope[j] if active[j] > 0 else zero, passed[j]
-            places[count], amounts[count] = j, passes - before
-            count += passes != before
+        for j in range(len(part)):
+            passes = part[j] if known[j] > 0 else zero
+            places[count], amounts[count] = first + j, passes - before[j]
+            count += passes != before[j]
             living += passes != 0
-            passed[j] = passes
+            before[j] = passes
         alive[p] = living
     return count
 
@@ -306,51 +341,23 @@ def _spread(count: int, joint: Joint, values: Array, marks: Array, state: State,
     """Add the listed changes, times their weights, to the values that they reach."""
     places, amounts, runs = state.places[side], state.amounts[side], joint.runs
     channels, width = joint.weights.shape[1], len(values) // len(marks)
-    patch = state.patch[: joint.weights.shape[2]]
     start = 0
     while start < count:
         pixel = places[start] // channels
         first = pixel * channels
         end = start + 1
-        while end < count and places[end] < first + channels:
+        while end < count and places[end] < first + channels and end < start + BLOCK:
             end += 1
-        _fill(patch, joint.weights[joint.kinds[pixel]], first, places, amounts, start, end)
+        weights = joint.weights[joint.kinds[pixel]]
         for n in range(runs.shape[1]):
             to, source, length = runs[pixel, n, 0], runs[pixel, n, 1], runs[pixel, n, 2]
             if length == 0:
                 break
-            goal, part = values[to : to + length], patch[source : source + length]
-            for j in range(length):
-                goal[j] += part[j]
-            for mark in range(to // width, (to + length - 1) // width + 1):
+            goal = values[to * width : (to + length) * width]
+            add_rows(goal, weights, source * width, places, amounts, first, start, end)
+            for mark in range(to, to + length):
                 marks[mark] = True
         start = end
-
-
-@_compiled
-def _fill(
-    patch: Array, rows: Array, first: int, places: Array, amounts: Array, start: int, end: int
-) -> None:
-    """Sum up what the changes at one pixel add, four channels at a time."""
-    zero = patch.dtype.type(0)
-    for i in range(start, end, 4):
-        # Where there are fewer than four, the last ones count nothing.
-        a, row_a = amounts[i], rows[places[i] - first]
-        b = amounts[i + 1] if i + 1 < end else zero
-        c = amounts[i + 2] if i + 2 < end else zero
-        d = amounts[i + 3] if i + 3 < end else zero
-        row_b = rows[places[min(i + 1, end - 1)] - first]
-        row_c = rows[places[min(i + 2, end - 1)] - first]
-        row_d = rows[places[min(i + 3, end - 1)] - first]
-        if i == end - 1:
-            for j in range(len(patch)):
-                patch[j] = a * row_a[j] + (zero if i == start else patch[j])
-        elif i == start:
-            for j in range(len(patch)):
-                patch[j] = a * row_a[j] + b * row_b[j] + c * row_c[j] + d * row_d[j]
-        else:
-            for j in range(len(patch)):
-                patch[j] += a * row_a[j] + b * row_b[j] + c * row_c[j] + d * row_d[j]
 
 
 @_compiled
@@ -367,17 +374,17 @@ def _silence(count: int, layer: Layer, slope: Array, state: State, k: int) -> No
             continue
         for n in range(runs.shape[1]):
             begin, length = runs[window, n, 0], runs[window, n, 2]
-            for pixel in range(begin // before, (begin + length) // before):
-                if not _arrives(layer.forwards.runs[pixel], channels, alive):
+            for pixel in range(begin, begin + length):
+                if not _arrives(layer.forwards.runs[pixel], alive):
                     slope[pixel * before : (pixel + 1) * before] = 0
 
 
 @_compiled
-def _arrives(runs: Array, channels: int, alive: Array) -> bool:
+def _arrives(runs: Array, alive: Array) -> bool:
     """Return whether a gradient arrives at a pixel from any window above."""
     for n in range(len(runs)):
         begin, length = runs[n, 0], runs[n, 2]
-        for window in range(begin // channels, (begin + length) // channels):
+        for window in range(begin, begin + length):
             if alive[window]:
                 return True
     return False

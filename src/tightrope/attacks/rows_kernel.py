@@ -1,0 +1,92 @@
+"""Sums of rows, with the vector instructions written out.
+
+A compiler cannot know that arrays do not overlap, so that it asks before every loop. The loops of
+`increments_kernel` are so short that the question would take longer than the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+BYTES = 32  # of a vector; processors with shorter ones take several
+TOGETHER = (8, 4, 2, 1)  # vectors that are summed up at the same time, as far as there are as many
+FUSED = ("contract",)  # a product and a sum may be one instruction
+
+Value = Any  # of the compiler's intermediate language
+
+
+@intrinsic
+def add_rows(
+    context: Any,
+    goal: Any,
+    rows: Any,
+    column: Any,
+    places: Any,
+    amounts: Any,
+    first: Any,
+    begin: Any,
+    end: Any,
+) -> Any:
+    """Add `sum_i amounts[i] * rows[places[i] - first, column:]`, i from begin to end, to `goal`."""
+    signature = types.void(goal, rows, column, places, amounts, first, begin, end)
+    return signature, _emit
+
+
+def _emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
+    """Write the code: for each part of the goal, add up all rows in registers."""
+    goal, rows, column, places, amounts, first, begin, end = arguments
+    kinds = signature.args
+    goal, rows, places, amounts = (
+        context.make_array(kinds[i])(context, builder, arguments[i]) for i in (0, 1, 3, 4)
+    )
+    (length,) = cgutils.unpack_tuple(builder, goal.shape, 1)
+    _, stride = cgutils.unpack_tuple(builder, rows.shape, 2)
+    number = goal.data.type.pointee
+    size = length.type
+
+    def part(position: Value, kind: ir.VectorType, count: int) -> None:
+        """Sum up `count` neighbouring vectors."""
+        align = context.get_abi_alignment(number)
+        offsets = [builder.add(position, size(kind.count * n)) for n in range(count)]
+        targets = [_pointer(builder, goal.data, offset, kind) for offset in offsets]
+        sums = [cgutils.alloca_once(builder, kind) for _ in targets]
+        for total, target in zip(sums, targets, strict=True):
+            builder.store(builder.load(target, align=align), total)
+        with cgutils.for_range(builder, end, start=begin) as loop:
+            place = builder.load(builder.gep(places.data, [loop.index]))
+            amount = builder.load(builder.gep(amounts.data, [loop.index]))
+            factor = _everywhere(builder, amount, kind)
+            row = builder.mul(builder.sub(place, first), stride)
+            row = builder.add(row, column)
+            for total, offset in zip(sums, offsets, strict=True):
+                source = _pointer(builder, rows.data, builder.add(row, offset), kind)
+                product = builder.fmul(factor, builder.load(source, align=align), flags=FUSED)
+                builder.store(builder.fadd(builder.load(total), product, flags=FUSED), total)
+        for total, target in zip(sums, targets, strict=True):
+            builder.store(builder.load(total), target, align=align)
+
+    lanes = BYTES // context.get_abi_sizeof(number)
+    shorter = [lanes >> n for n in range(1, lanes.bit_length())]
+    done: Value = size(0)
+    for width, count in (*((lanes, n) for n in TOGETHER), *((n, 1) for n in shorter)):
+        step = size(width * count)
+        until = builder.mul(builder.sdiv(length, step), step)
+        with cgutils.for_range_slice(builder, done, until, step, inc=True) as (position, _):
+            part(position, ir.VectorType(number, width), count)
+        done = until
+    return context.get_dummy_value()
+
+
+def _pointer(builder: Any, data: Value, offset: Value, kind: ir.VectorType) -> Value:
+    return builder.bitcast(builder.gep(data, [offset]), kind.as_pointer())
+
+
+def _everywhere(builder: Any, value: Value, kind: ir.VectorType) -> Value:
+    """Return a vector of equal values."""
+    single = builder.insert_element(kind(ir.Undefined), value, ir.IntType(32)(0))
+    zeros = ir.VectorType(ir.IntType(32), kind.count)(None)
+    return builder.shuffle_vector(single, kind(ir.Undefined), zeros)
