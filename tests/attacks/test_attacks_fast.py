@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import networks
+from numba import njit
 from torch import Tensor, nn
 
 from tightrope.attacks import attack_margins, increments, latent, latent_steps
 from tightrope.attacks.increments import chain
 from tightrope.attacks.latent import wrong_classes
+from tightrope.attacks.rows_kernel import add_rows
 from tightrope.box import Box
 from tightrope.graph import Graph, dense, ops, trace
 from tightrope.graph.dense import convolution_matrix
@@ -102,28 +107,33 @@ def assert_same_margins(graph: Graph, box: Box, labels: Tensor, **options: objec
     flat=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     scale=st.sampled_from([0.01, 0.5, 4.0]),
     cached=st.booleans(),
+    matrix=st.booleans(),
 )
 def test_following_changes_finds_the_margins_of_plain_attacks(
-    drawn: tuple[nn.Module, tuple[int, ...]], flat: float, scale: float, cached: bool
+    drawn: tuple[nn.Module, tuple[int, ...]], flat: float, scale: float, cached: bool, matrix: bool
 ) -> None:
-    """From the first step on, or after steps in full."""
+    """From the first step on or after steps in full, by windows or by matrices."""
     module, shape = drawn
     graph = trace(module, shape)
     assert chain(graph) is not None
     with pytest.MonkeyPatch.context() as patch:
         if not cached:
             patch.setattr(increments, "LARGEST_CACHED", 0)
+        if not matrix:
+            patch.setattr(increments, "LARGEST_MATRIX", 0)
         box, labels = boxes(shape, flat, scale), torch.tensor([0, 3, 1])
         assert_same_margins(graph, box, labels, steps=latent_steps(12, 0.3))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 20])
 @pytest.mark.parametrize("cached", [0, 1 << 60])
+@pytest.mark.parametrize("matrix", [0, 1 << 60])
 def test_the_points_themselves_are_those_of_plain_attacks(
-    count: int, cached: int, monkeypatch: pytest.MonkeyPatch
+    count: int, cached: int, matrix: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also coordinates without a gradient, which stay where they began."""
     monkeypatch.setattr(increments, "LARGEST_CACHED", cached)
+    monkeypatch.setattr(increments, "LARGEST_MATRIX", matrix)
     torch.manual_seed(0)
     layers = (nn.Conv2d(2, 3, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(27, CLASSES))
     with torch.no_grad():
@@ -209,6 +219,55 @@ def test_small_classifiers_are_evaluated_in_full(monkeypatch: pytest.MonkeyPatch
         attack_margins(graph, box, labels, steps=steps, plain=plain)
         assert len(calls) == expected
         calls.clear()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 25, 31, 48, 64, 98, 133])
+def test_sums_of_rows(length: int, dtype: type) -> None:
+    """A part of some rows is added to a part of the goal, and nothing else changes."""
+
+    @njit
+    def add(
+        goal: np.ndarray,
+        rows: np.ndarray,
+        column: int,
+        picks: np.ndarray,
+        places: np.ndarray,
+        amounts: np.ndarray,
+        begin: int,
+        end: int,
+    ) -> None:
+        add_rows(goal, rows, column, picks, places, amounts, begin, end)
+
+    random = np.random.default_rng(length)
+    goal, rows = random.random(length + 2).astype(dtype), random.random((5, length + 3))
+    picks, places, amounts = np.array([4, 0, 2, 1]), np.array([3, 0, 2, 0, 1]), random.random(5)
+    rows, amounts, before = rows.astype(dtype), amounts.astype(dtype), goal.copy()
+    add(goal[1:-1], rows, 2, picks, places, amounts, 1, 4)
+    before[1:-1] += amounts[1:4] @ rows[picks[places[1:4]], 2 : 2 + length]
+    np.testing.assert_allclose(goal, before, rtol=1e-6)
+    assert goal[0] == before[0] and goal[-1] == before[-1]
+    add(goal[1:-1], rows, 2, picks, places, amounts, 3, 3)
+    np.testing.assert_allclose(goal, before, rtol=1e-6)
+
+
+def test_starts_are_uniform_in_the_box_on_any_number_of_threads() -> None:
+    torch.manual_seed(0)
+    box = boxes((40,), 0.3, 2.0, 37)
+    drawn = []
+    for threads in (1, 3):
+        torch.manual_seed(1)
+        with ThreadPoolExecutor(threads) as pool:
+            drawn.append(increments._draw(box, 300, pool))
+            again = increments._draw(box, 300, pool)
+    points = drawn[0]
+    assert torch.equal(points, drawn[1]) and not torch.equal(points, again)
+    low, width = box.lower.unsqueeze(1), (box.upper - box.lower).unsqueeze(1)
+    assert ((points >= low) & (points <= box.upper.unsqueeze(1))).all()
+    share = ((points - low) / width)[width.expand_as(points) > 0]
+    # Hundreds of thousands of numbers: mean and deviation of the uniform distribution.
+    assert abs(share.mean() - 0.5) < 0.005 and abs(share.std() - 12**-0.5) < 0.005
+    assert len(torch.unique(share)) > 0.99 * len(share)
 
 
 # --- which classifiers --------------------------------------------------------------------------

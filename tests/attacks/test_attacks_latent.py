@@ -83,7 +83,7 @@ def margins(module: nn.Module, points: Tensor, labels: Tensor) -> Tensor:
 
 
 def slow_attack(module: nn.Module, box: Box, labels: Tensor, start: Tensor, n: int) -> Tensor:
-    """METHODS 2.10, items 2 to 4: one sample, one class and one step after the other."""
+    """The paper's latent attack: one sample, one class and one step after the other."""
     result = torch.zeros_like(start)
     for s, y in enumerate(labels.tolist()):
         low, up = box.lower[s], box.upper[s]
@@ -290,6 +290,7 @@ def test_every_restart_draws_anew(kind: str, monkeypatch: pytest.MonkeyPatch) ->
         return draws[-1]
 
     monkeypatch.setattr(Box, "sample", spy)
+    monkeypatch.setattr(increments, "_draw", lambda box, count, _pool: spy(box, count))
     start = real(box, 3)
     options = {"steps": Steps(0), "start": start}
     first = attack_margins(graph, box, labels, restarts=1, **options)

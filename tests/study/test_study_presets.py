@@ -28,7 +28,7 @@ NAME = re.compile(
     r"(-(?P<net>cnn\d))?(-(?P<method>[a-z-]+))?"
 )
 NAMED = {name: match for name in NAMES if (match := NAME.fullmatch(name))}
-SCHEDULES = {  # epochs, epochs at radius 0, ramp, decays, batch (METHODS 2.4 and 2.5)
+SCHEDULES = {  # epochs, epochs at radius 0, ramp, decays, batch
     "mnist": (70, 0, 20, (50, 60), 256),
     "cifar10": (160, 1, 80, (120, 140), 128),
     "tinyimagenet": (80, 1, 20, (60, 70), 128),
@@ -172,7 +172,7 @@ def test_crops_and_normalisation(name):
         assert settings.normalize is True
 
 
-# METHODS 2.10: ReLUs in the classifier, L1, w; for STAPS also tau / eps.
+# The paper, Appendix B: ReLUs in the classifier, L1, w; for STAPS also tau / eps.
 TAPS = {
     "mnist-0.1": (3, 1e-6, 5),
     "mnist-0.3": (1, 0, 5),
@@ -254,7 +254,7 @@ def test_the_presets_of_sabr(setting):
     assert objective.shrink == (0.8 if setting == "cifar10-2-255" else 1)
 
 
-# METHODS 2.11: alpha, L1.
+# Expressive losses: alpha, L1.
 EXPRESSIVE = {
     "mnist-0.1": {"cc-ibp": (0.1, 2e-6), "mtl-ibp": (1e-2, 1e-5)},
     "mnist-0.3": {"cc-ibp": (0.3, 3e-6), "mtl-ibp": (8e-2, 1e-6)},
@@ -294,7 +294,7 @@ def test_the_presets_of_ibp_r(setting, factor):
     assert settings.batch_norm is False and settings.initialization == "default"
 
 
-# METHODS 3.7: L1, weight of the clean loss, steps and restarts of the attacks; of all methods.
+# CTBench: L1, weight of the clean loss, steps and restarts of the attacks; of all methods.
 BENCHMARK = {
     "mnist-0.1": {
         "ibp": (2e-6, 0.3),

@@ -1,4 +1,4 @@
-"""BatchNorm in training: METHODS 2.7."""
+"""BatchNorm in training: the clean pass sets the statistics."""
 
 import copy
 import itertools

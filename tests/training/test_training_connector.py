@@ -87,7 +87,7 @@ def test_a_point_near_one_bound_does_not_move_with_the_other(slack):
     slack=st.sampled_from([0.1, 0.3, 0.5, 0.9, 1.0]),
 )
 def test_the_formula_of_the_published_code(lower, width, share, slack):
-    """METHODS 2.10 with its indicators and clamps, wherever it does not hang on rounding."""
+    """The formula with its indicators and clamps, wherever it does not hang on rounding."""
     low, up = lower, lower + width
     z = min(max(low + share * (up - low), low), up)
     s = slack * (up - low)

@@ -122,7 +122,7 @@ def test_ends_of_the_expressive_losses(name, method):
 
 @pytest.mark.parametrize("method", EXPRESSIVE)
 def test_a_single_step_is_taken(method, attacks):
-    """METHODS 2.11: one step of size 10 ends at a corner, whether that helps or not."""
+    """Expressive losses: one step of size 10 ends at a corner, whether that helps or not."""
     run(reference.plain_net(), method(steps=1, step_size=10.0))
     run(reference.plain_net(), method(steps=8))
     (box, one, points), (_, eight, _) = attacks

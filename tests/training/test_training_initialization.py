@@ -1,4 +1,4 @@
-"""Shi et al.'s initialisation, METHODS 2.2."""
+"""Shi et al.'s initialisation."""
 
 import copy
 import math

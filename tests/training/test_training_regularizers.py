@@ -1,4 +1,4 @@
-"""The regularisers of Shi et al., METHODS 2.3, and the L1 norm."""
+"""The regularisers of Shi et al., and the L1 norm."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Radius and learning-rate schedules against METHODS 2.4 and 2.5."""
+"""Radius and learning-rate schedules against their formulas."""
 
 import itertools
 
@@ -12,7 +12,7 @@ RAMPS = st.tuples(st.integers(0, 500), st.integers(0, 3000), st.floats(1e-4, 1.0
 
 
 def smooth(s, s0, s1, target):
-    """METHODS 2.4, for ramps of at least four iterations."""
+    """The smoothed ramp, for ramps of at least four iterations."""
     m = s0 + (s1 - s0) // 4
     a = target / ((s1 - m) * 4 * (m - s0) ** 3 + (m - s0) ** 4)
     if s <= s0:

@@ -494,7 +494,7 @@ def test_every_preset_begins_with_a_comment():
 
 @pytest.mark.parametrize("name,method", [("paper/tiny-ibp", IBP()), ("paper/tiny-pgd", PGD())])
 def test_presets_of_the_precision_figure(name, method):
-    # METHODS 2.1 and 2.5: CNN3 of width 1 without BatchNorm, normalised, on the MNIST schedule.
+    # CNN3 of width 1 without BatchNorm, normalised, on the MNIST schedule.
     settings = Settings.parse(load_preset(name)).resolve(normalize=False, network={})
     assert settings.objective() == method
     assert (settings.data, settings.net, settings.width) == ("mnist", "cnn3", 1)

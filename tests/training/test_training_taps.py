@@ -67,7 +67,7 @@ WEIGHTS += [("paper", w) for w in (0.0, 5.0, math.inf)]
 )
 @pytest.mark.parametrize("method", ["taps", "staps"])
 def test_gradient_of_the_product(name, method, scale, weight):
-    """METHODS 2.10: w L_IBP dL_TAPS + L_TAPS dL_IBP, each by a backward pass of its own."""
+    """w L_IBP dL_TAPS + L_TAPS dL_IBP, each by a backward pass of its own."""
     net, relus = reference.NETS[name](), RELUS[name]
     options = {"classifier_relus": relus, "weight": weight, "scale": scale, "steps": 4}
     objective = TAPS(**options) if method == "taps" else STAPS(**options, ratio=0.5)

@@ -198,7 +198,7 @@ class Reference:
 
 
 def regularizer(first: Interval, layers: list[Interval]) -> Tensor:
-    """METHODS 2.3 as it is written there, for layers in which every ratio exists."""
+    """Shi et al.'s regularisers as their formulas read, for layers in which every ratio exists."""
     r0 = ((first[1] - first[0]) / 2).mean()
     total = r0.new_zeros(())
     for low, up in layers:

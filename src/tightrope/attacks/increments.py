@@ -269,14 +269,17 @@ class _Search:
         """Make room for the state of one estimator."""
         from tightrope.attacks.increments_kernel import State
 
-        windows = [len(layer.backwards.kinds) for layer in self.layers]
+        windows = [len(layer.backwards.runs) for layer in self.layers]
         values = [math.prod(shape) for shape in self.shapes]
+        # Behind the first level, the pixels are the windows of the layer before.
+        first = 1 if self.chain.tiny else math.prod(self.shapes[0][1:])
+        pixels = [first, *windows[:-1]]
         return State(
             active=tuple(np.empty(n, dtype) for n in values[1:]),
             passed=tuple(np.empty(n, dtype) for n in values[1:]),
             alive=tuple(np.zeros(n, np.int64) for n in windows),
             touched=tuple(np.zeros(n, np.bool_) for n in windows),
-            stale=tuple(np.zeros(len(layer.forwards.kinds), np.bool_) for layer in self.layers),
+            stale=tuple(np.zeros(n, np.bool_) for n in pixels),
             places=np.empty((2, max(values)), np.int64),
             amounts=np.empty((2, max(values)), dtype),
             moved=np.empty(values[0], dtype),
@@ -293,18 +296,24 @@ def _layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
     else:  # one window on everything
         windows = _Windows(size, size, size, (0, 0))
     weight = op.weight.reshape(len(op.weight), channels, *windows.kernel)
-    kinds, upwards, downwards = _tables(windows)
+    blocks, phases, upwards, downwards = _tables(windows)
     # Towards the windows, taps of a phase are together, last ones first; missing ones are zero.
     taps = windows.taps
     missing = [n * s - k for n, s, k in zip(taps, windows.stride, windows.kernel, strict=True)]
     padded = F.pad(weight, (0, missing[1], 0, missing[0]))
-    phases = padded.unflatten(3, (taps[1], -1)).unflatten(2, (taps[0], -1)).flip(2, 4)
-    forwards = phases.permute(3, 5, 1, 2, 4, 0).flatten(3).flatten(0, 1)
-    backwards = weight.permute(0, 2, 3, 1).flatten(1).unsqueeze(0)
-    unit = np.zeros(len(downwards), np.int64)
+    by_phase = padded.unflatten(3, (taps[1], -1)).unflatten(2, (taps[0], -1)).flip(2, 4)
+    forwards = by_phase.permute(3, 5, 1, 2, 4, 0).flatten(3).flatten(0, 2)
+    backwards = weight.permute(0, 2, 3, 1).flatten(1)
+    channel, outputs = np.arange(channels), np.arange(len(weight))
+    picks = (phases[:, None] * channels + channel).ravel()
     return Layer(
-        Joint(kinds, forwards.contiguous().numpy(), upwards),
-        Joint(unit, backwards.contiguous().numpy(), downwards),
+        Joint(np.repeat(blocks, channels), picks, forwards.contiguous().numpy(), upwards),
+        Joint(
+            np.repeat(np.arange(len(downwards)), len(weight)),
+            np.tile(outputs, len(downwards)),
+            backwards.contiguous().numpy(),
+            downwards,
+        ),
         False,
     )
 
@@ -343,21 +352,27 @@ class _Windows(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _tables(windows: _Windows) -> tuple[Array, Array, Array]:
-    """Return the phase of each pixel, and runs of windows above pixels and pixels below windows."""
+def _tables(windows: _Windows) -> tuple[Array, Array, Array, Array]:
+    """Return blocks of pixels in the same windows, phases, and what is above and below.
+
+    That is, the block and the phase of each pixel, the runs of windows above each block, and the
+    runs of pixels below each window.
+    """
     size, kernel, stride, padding = windows
     counts, taps = windows.counts, windows.taps
-    kinds, above, below = [], [], []
+    blocks, phases, above, below = [], [], {}, []
     for y, x in np.ndindex(*size):
         row, phase_y = divmod(y + padding[0], stride[0])
         column, phase_x = divmod(x + padding[1], stride[1])
-        kinds.append(phase_y * stride[1] + phase_x)
-        above.append(_overlap((row - taps[0] + 1, column - taps[1] + 1), (row, column), counts))
+        phases.append(phase_y * stride[1] + phase_x)
+        first = row - taps[0] + 1, column - taps[1] + 1
+        above[row, column] = _overlap(first, (row, column), counts)
+        blocks.append(list(above).index((row, column)))
     for y, x in np.ndindex(*counts):
         first = y * stride[0] - padding[0], x * stride[1] - padding[1]
         last = first[0] + kernel[0] - 1, first[1] + kernel[1] - 1
         below.append(_overlap(first, last, size))
-    return np.array(kinds), _table(above), _table(below)
+    return np.array(blocks), np.array(phases), _table(list(above.values())), _table(below)
 
 
 def _overlap(first: Shape, last: Shape, size: Shape) -> list[tuple[int, int, int]]:

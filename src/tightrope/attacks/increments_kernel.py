@@ -24,6 +24,7 @@ from tightrope.attacks.rows_kernel import add_rows
 
 Array = NDArray[Any]
 BLOCK = 16  # coordinates that are looked at together
+TOGETHER = 32  # rows that are added up together: those in use should stay in the cache
 
 
 def _compiled(function: Any) -> Any:
@@ -39,12 +40,14 @@ def _compiled(function: Any) -> Any:
 class Joint(NamedTuple):
     """How the values of a level act on a neighbouring one.
 
-    A change at a pixel adds a patch, its weights times the change, to several runs of values.
+    A change adds a patch, its weights times the change, to several runs of values. Values that
+    act on the same ones are a block; changes next to each other in a block are added up first.
     """
 
-    kinds: Array  # [pixels]: which weights
-    weights: Array  # [kinds, channels, patch]
-    runs: Array  # [pixels, n, 3]: first pixel, first one of the patch, how many; or zeros
+    blocks: Array  # [values]: the block that a value is part of
+    picks: Array  # [values]: the row of its weights
+    weights: Array  # [rows, patch]
+    runs: Array  # [blocks, n, 3]: first pixel, first one of the patch, how many; or zeros
 
 
 class Layer(NamedTuple):
@@ -299,7 +302,7 @@ def _renew(joint: Joint, slope: Array, state: State, k: int) -> None:
         count += passed[j] != 0
     slope[:] = 0
     nothing = count - count
-    add_rows(slope, joint.weights[0], nothing, places, amounts, nothing, nothing, count)
+    add_rows(slope, joint.weights, nothing, joint.picks, places, amounts, nothing, count)
 
 
 @_compiled
@@ -339,22 +342,20 @@ def _gradients(slope: Array, k: int, state: State) -> int:
 @_compiled
 def _spread(count: int, joint: Joint, values: Array, marks: Array, state: State, side: int) -> None:
     """Add the listed changes, times their weights, to the values that they reach."""
-    places, amounts, runs = state.places[side], state.amounts[side], joint.runs
-    channels, width = joint.weights.shape[1], len(values) // len(marks)
+    places, amounts = state.places[side], state.amounts[side]
+    blocks, runs, width = joint.blocks, joint.runs, len(values) // len(marks)
     start = 0
     while start < count:
-        pixel = places[start] // channels
-        first = pixel * channels
-        end = start + 1
-        while end < count and places[end] < first + channels and end < start + BLOCK:
+        block, end = blocks[places[start]], start + 1
+        while end < count and blocks[places[end]] == block and end < start + TOGETHER:
             end += 1
-        weights = joint.weights[joint.kinds[pixel]]
         for n in range(runs.shape[1]):
-            to, source, length = runs[pixel, n, 0], runs[pixel, n, 1], runs[pixel, n, 2]
+            to, source, length = runs[block, n, 0], runs[block, n, 1], runs[block, n, 2]
             if length == 0:
                 break
             goal = values[to * width : (to + length) * width]
-            add_rows(goal, weights, source * width, places, amounts, first, start, end)
+            column = source * width
+            add_rows(goal, joint.weights, column, joint.picks, places, amounts, start, end)
             for mark in range(to, to + length):
                 marks[mark] = True
         start = end
@@ -364,19 +365,21 @@ def _spread(count: int, joint: Joint, values: Array, marks: Array, state: State,
 def _silence(count: int, layer: Layer, slope: Array, state: State, k: int) -> None:
     """Set gradients to zero where none arrives any more: their sum may have left a rest."""
     places, alive, runs = state.places[(k + 1) % 2], state.alive[k], layer.backwards.runs
-    channels, before = layer.backwards.weights.shape[1], layer.forwards.weights.shape[1]
+    windows, blocks = layer.backwards.blocks, layer.forwards.blocks
+    channels = len(slope) // len(state.stale[k])
     window = -1
     for i in range(count):
-        if places[i] // channels == window:
+        if windows[places[i]] == window:
             continue
-        window = places[i] // channels
+        window = windows[places[i]]
         if alive[window]:
             continue
         for n in range(runs.shape[1]):
             begin, length = runs[window, n, 0], runs[window, n, 2]
             for pixel in range(begin, begin + length):
-                if not _arrives(layer.forwards.runs[pixel], alive):
-                    slope[pixel * before : (pixel + 1) * before] = 0
+                block = blocks[pixel * channels]
+                if not _arrives(layer.forwards.runs[block], alive):
+                    slope[pixel * channels : (pixel + 1) * channels] = 0
 
 
 @_compiled

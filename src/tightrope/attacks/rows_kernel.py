@@ -6,6 +6,7 @@ A compiler cannot know that arrays do not overlap, so that it asks before every 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -19,33 +20,35 @@ FUSED = ("contract",)  # a product and a sum may be one instruction
 Value = Any  # of the compiler's intermediate language
 
 
-@intrinsic
-def add_rows(
+def _add_rows(
     context: Any,
     goal: Any,
     rows: Any,
     column: Any,
+    picks: Any,
     places: Any,
     amounts: Any,
-    first: Any,
     begin: Any,
     end: Any,
 ) -> Any:
-    """Add `sum_i amounts[i] * rows[places[i] - first, column:]`, i from begin to end, to `goal`."""
-    signature = types.void(goal, rows, column, places, amounts, first, begin, end)
+    """Add `sum_i amounts[i] * rows[picks[places[i]], column:]`, i from begin to end, to `goal`."""
+    signature = types.void(goal, rows, column, picks, places, amounts, begin, end)
     return signature, _emit
+
+
+add_rows: Callable[..., None] = intrinsic(_add_rows)
 
 
 def _emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
     """Write the code: for each part of the goal, add up all rows in registers."""
-    goal, rows, column, places, amounts, first, begin, end = arguments
-    kinds = signature.args
-    goal, rows, places, amounts = (
-        context.make_array(kinds[i])(context, builder, arguments[i]) for i in (0, 1, 3, 4)
+    _, _, column, _, _, _, begin, end = arguments
+    goal, rows, picks, places, amounts = (
+        context.make_array(signature.args[i])(context, builder, arguments[i])
+        for i in (0, 1, 3, 4, 5)
     )
     (length,) = cgutils.unpack_tuple(builder, goal.shape, 1)
     _, stride = cgutils.unpack_tuple(builder, rows.shape, 2)
-    number = goal.data.type.pointee
+    number = context.get_data_type(signature.args[0].dtype)
     size = length.type
 
     def part(position: Value, kind: ir.VectorType, count: int) -> None:
@@ -60,8 +63,8 @@ def _emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
             place = builder.load(builder.gep(places.data, [loop.index]))
             amount = builder.load(builder.gep(amounts.data, [loop.index]))
             factor = _everywhere(builder, amount, kind)
-            row = builder.mul(builder.sub(place, first), stride)
-            row = builder.add(row, column)
+            pick = builder.load(builder.gep(picks.data, [place]))
+            row = builder.add(builder.mul(pick, stride), column)
             for total, offset in zip(sums, offsets, strict=True):
                 source = _pointer(builder, rows.data, builder.add(row, offset), kind)
                 product = builder.fmul(factor, builder.load(source, align=align), flags=FUSED)
