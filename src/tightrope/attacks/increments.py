@@ -14,26 +14,24 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from operator import mul
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tightrope.attacks.goals import Targeted
+from tightrope.attacks.layouts import Shape, flat, image, matrix_layer, window_layer
 from tightrope.attacks.pgd import WIDTH, Steps
 from tightrope.attacks.points import prepare
 from tightrope.box import Box
 from tightrope.graph import Graph, ops
-from tightrope.graph.dense import convolution_matrix
 
 if TYPE_CHECKING:  # the compiler takes a while to load
-    from tightrope.attacks.increments_kernel import Layer, State
+    from tightrope.attacks.increments_kernel import State
 
 # Classifiers with fewer products than this are evaluated in full faster.
 SMALLEST_WORK = 1 << 11
@@ -46,7 +44,6 @@ PIECES = 4
 # Streams of random numbers: a fixed number, so that threads have no influence on the points.
 STREAMS = 32
 
-Shape = tuple[int, ...]
 Array = NDArray[Any]
 
 
@@ -119,12 +116,12 @@ def attack_chain(
     memory: int,
 ) -> Tensor:
     """Return the best points as `attack_margins` does."""
-    box = Box(*(_flat(t, 1).contiguous() for t in box.corners))
+    box = Box(*(flat(t, 1).contiguous() for t in box.corners))
     count = targets.shape[1]
     shapes = classifier.shapes
     # Points of the whole batch are drawn at once, so that the pieces have no influence on them.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        fresh = _draw(box, count, pool) if start is None else _project(box, _flat(start, 2))
+        fresh = _draw(box, count, pool) if start is None else _project(box, flat(start, 2))
         best = fresh.clone()
         scores = best.new_full(targets.shape, -torch.inf)
         each = 4 * count * sum(map(math.prod, shapes)) * best.element_size()
@@ -134,7 +131,7 @@ def attack_chain(
             points = fresh if restart == 0 else _draw(box, count, pool)
             for begin in range(0, len(labels), size):
                 search.climb(slice(begin, begin + size), points, best, scores)
-    return _image(best, shapes[0])
+    return image(best, shapes[0])
 
 
 def _draw(box: Box, count: int, pool: ThreadPoolExecutor) -> Tensor:
@@ -161,18 +158,6 @@ def _project(box: Box, points: Tensor) -> Tensor:
     return torch.clamp(points, lower, upper).contiguous()
 
 
-def _flat(t: Tensor, lead: int) -> Tensor:
-    """Flatten all but the leading dimensions, channels last."""
-    return t.movedim(lead, -1).flatten(lead) if t.dim() == lead + 3 else t
-
-
-def _image(t: Tensor, shape: Shape) -> Tensor:
-    """Undo `_flat`."""
-    if len(shape) == 1:
-        return t
-    return t.unflatten(-1, (*shape[1:], shape[0])).movedim(-1, -3)
-
-
 class _Search:
     """The compiled search with all that it needs to know."""
 
@@ -190,10 +175,10 @@ class _Search:
         self.shapes = classifier.shapes
         self.graph, self.rules = prepare(classifier.classifier)
         *layers, last = classifier.layers
-        lay_out = _matrix_layer if classifier.tiny else _layer
+        lay_out = matrix_layer if classifier.tiny else window_layer
         self.layers = tuple(map(lay_out, layers, self.shapes[:-1]))
         rows = last.weight.unflatten(1, self.shapes[-1])
-        self.rows = _flat(rows, 1).contiguous()
+        self.rows = flat(rows, 1).contiguous()
         self.offsets = rows.new_zeros(len(rows)) if last.bias is None else last.bias
         self.sizes = np.array(steps.sizes())
         # While points can still cross the box, most of them move, and full products are faster,
@@ -253,7 +238,7 @@ class _Search:
         goal = Targeted(self.labels[piece].repeat_interleave(count), self.targets[piece].flatten())
         hidden, before = self.chain.affine[:-1], [i - 1 for i in self.chain.affine[:-1]]
         with torch.enable_grad():
-            start = _image(points.flatten(0, 1), self.shapes[0]).detach().requires_grad_()
+            start = image(points.flatten(0, 1), self.shapes[0]).detach().requires_grad_()
             values = self.graph.propagate(self.rules, start, keep={*hidden, *before})
             score = goal(values[len(self.graph.nodes) - 1]).sum()
             slopes = torch.autograd.grad(score, [values[i] for i in before])
@@ -263,7 +248,7 @@ class _Search:
         )
 
     def _array(self, t: Tensor, count: int) -> Array:
-        return _flat(t.detach(), 1).contiguous().unflatten(0, (-1, count)).numpy()
+        return flat(t.detach(), 1).contiguous().unflatten(0, (-1, count)).numpy()
 
     def _state(self, dtype: np.dtype[Any]) -> State:
         """Make room for the state of one estimator."""
@@ -284,112 +269,3 @@ class _Search:
             amounts=np.empty((2, max(values)), dtype),
             moved=np.empty(values[0], dtype),
         )
-
-
-def _layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
-    """Lay out a layer for the kernel."""
-    from tightrope.attacks.increments_kernel import Joint, Layer
-
-    channels, size = shape[0], shape[1:] or (1, 1)
-    if isinstance(op, ops.Conv2d):
-        windows = _Windows(size, op.weight.shape[2:], op.stride, op.padding)
-    else:  # one window on everything
-        windows = _Windows(size, size, size, (0, 0))
-    weight = op.weight.reshape(len(op.weight), channels, *windows.kernel)
-    blocks, phases, upwards, downwards = _tables(windows)
-    # Towards the windows, taps of a phase are together, last ones first; missing ones are zero.
-    taps = windows.taps
-    missing = [n * s - k for n, s, k in zip(taps, windows.stride, windows.kernel, strict=True)]
-    padded = F.pad(weight, (0, missing[1], 0, missing[0]))
-    by_phase = padded.unflatten(3, (taps[1], -1)).unflatten(2, (taps[0], -1)).flip(2, 4)
-    forwards = by_phase.permute(3, 5, 1, 2, 4, 0).flatten(3).flatten(0, 2)
-    backwards = weight.permute(0, 2, 3, 1).flatten(1)
-    channel, outputs = np.arange(channels), np.arange(len(weight))
-    picks = (phases[:, None] * channels + channel).ravel()
-    return Layer(
-        Joint(np.repeat(blocks, channels), picks, forwards.contiguous().numpy(), upwards),
-        Joint(
-            np.repeat(np.arange(len(downwards)), len(weight)),
-            np.tile(outputs, len(downwards)),
-            backwards.contiguous().numpy(),
-            downwards,
-        ),
-        False,
-    )
-
-
-def _matrix_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
-    """Lay out a small layer for the kernel, as one matrix."""
-    if isinstance(op, ops.Conv2d):
-        matrix, _ = convolution_matrix(op, shape)
-        by_channel = matrix.T.unflatten(1, (len(op.weight), -1))
-        matrix = by_channel.transpose(1, 2).flatten(1).T
-    else:
-        matrix = op.weight
-    matrix = _flat(matrix.unflatten(1, shape), 1)
-    layer = _layer(ops.Linear(matrix, None), matrix.shape[1:])
-    return layer._replace(anew=True)
-
-
-class _Windows(NamedTuple):
-    """Where the windows of a layer are."""
-
-    size: Shape
-    kernel: Shape
-    stride: Shape
-    padding: Shape
-
-    @property
-    def counts(self) -> Shape:
-        """How many there are each way."""
-        every = zip(*self, strict=True)
-        return tuple((size + 2 * pad - k) // step + 1 for size, k, step, pad in every)
-
-    @property
-    def taps(self) -> Shape:
-        """How many of them, at most, a pixel is part of, each way."""
-        return tuple(-(-k // step) for k, step in zip(self.kernel, self.stride, strict=True))
-
-
-@lru_cache(maxsize=64)
-def _tables(windows: _Windows) -> tuple[Array, Array, Array, Array]:
-    """Return blocks of pixels in the same windows, phases, and what is above and below.
-
-    That is, the block and the phase of each pixel, the runs of windows above each block, and the
-    runs of pixels below each window.
-    """
-    size, kernel, stride, padding = windows
-    counts, taps = windows.counts, windows.taps
-    blocks, phases, above, below = [], [], {}, []
-    for y, x in np.ndindex(*size):
-        row, phase_y = divmod(y + padding[0], stride[0])
-        column, phase_x = divmod(x + padding[1], stride[1])
-        phases.append(phase_y * stride[1] + phase_x)
-        first = row - taps[0] + 1, column - taps[1] + 1
-        above[row, column] = _overlap(first, (row, column), counts)
-        blocks.append(list(above).index((row, column)))
-    for y, x in np.ndindex(*counts):
-        first = y * stride[0] - padding[0], x * stride[1] - padding[1]
-        last = first[0] + kernel[0] - 1, first[1] + kernel[1] - 1
-        below.append(_overlap(first, last, size))
-    return np.array(blocks), np.array(phases), _table(list(above.values())), _table(below)
-
-
-def _overlap(first: Shape, last: Shape, size: Shape) -> list[tuple[int, int, int]]:
-    """Return the rows of a rectangle inside a map: place in the map, in the rectangle, length."""
-    left, right = max(first[1], 0), min(last[1], size[1] - 1)
-    width = last[1] - first[1] + 1
-    if right < left:
-        return []
-    return [
-        (y * size[1] + left, (y - first[0]) * width + left - first[1], right - left + 1)
-        for y in range(max(first[0], 0), min(last[0], size[0] - 1) + 1)
-    ]
-
-
-def _table(rows: list[list[tuple[int, int, int]]]) -> Array:
-    """Return lists of different lengths as one array; zeros fill it up."""
-    table = np.zeros((len(rows), max(1, *map(len, rows)), 3), np.int64)
-    for i, row in enumerate(rows):
-        table[i, : len(row)] = np.array(row).reshape(-1, 3)
-    return table
