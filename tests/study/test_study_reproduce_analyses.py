@@ -293,6 +293,19 @@ def test_proxy(tmp_path: Path) -> None:
     assert row["to_certified"] == pytest.approx(1.0)
     assert row["to_adversarial"] == pytest.approx(-0.5)
     assert "0.9139" in str(row["paper"])
+    # A network trained without bounds: TAPS estimates nothing of its adversarial accuracy.
+    make_run(
+        tmp_path,
+        "attacked",
+        method="pgd",
+        accuracies=(99.0, 93.0, 0.0),
+        samples=100,
+        margins={"taps": robust(0, 100)},
+    )
+    found = analyse("proxy", tmp_path)
+    assert verdicts(found) == [FAILS, FAILS, HOLDS, HOLDS]
+    assert [row["runs"] for row in found.tables[0].rows] == [5, 4]
+    assert len(found.tables[1].rows) == 5
 
 
 def test_repeatability(tmp_path: Path) -> None:
