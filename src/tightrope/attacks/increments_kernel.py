@@ -377,17 +377,26 @@ def _silence(count: int, layer: Layer, slope: Array, state: State, k: int) -> No
         for n in range(runs.shape[1]):
             begin, length = runs[window, n, 0], runs[window, n, 2]
             for pixel in range(begin, begin + length):
-                block = blocks[pixel * channels]
-                if not _arrives(layer.forwards.runs[block], alive):
+                above = layer.forwards.runs[blocks[pixel * channels]]
+                if not _arrives(pixel, above, runs, alive):
                     slope[pixel * channels : (pixel + 1) * channels] = 0
 
 
 @_compiled
-def _arrives(runs: Array, alive: Array) -> bool:
+def _arrives(pixel: int, above: Array, below: Array, alive: Array) -> bool:
     """Return whether a gradient arrives at a pixel from any window above."""
-    for n in range(len(runs)):
-        begin, length = runs[n, 0], runs[n, 2]
+    for n in range(len(above)):
+        begin, length = above[n, 0], above[n, 2]
         for window in range(begin, begin + length):
-            if alive[window]:
+            # Not every pixel of a block is in every window of the block.
+            if alive[window] and _contains(below[window], pixel):
                 return True
+    return False
+
+
+@_compiled
+def _contains(runs: Array, pixel: int) -> bool:
+    for n in range(len(runs)):
+        if runs[n, 0] <= pixel < runs[n, 0] + runs[n, 2]:
+            return True
     return False
