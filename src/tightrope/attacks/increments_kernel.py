@@ -396,7 +396,7 @@ def _arrives(pixel: int, above: Array, below: Array, alive: Array) -> bool:
 
 @_compiled
 def _contains(runs: Array, pixel: int) -> bool:
+    found = False
     for n in range(len(runs)):
-        if runs[n, 0] <= pixel < runs[n, 0] + runs[n, 2]:
-            return True
-    return False
+        found |= runs[n, 0] <= pixel < runs[n, 0] + runs[n, 2]
+    return found
