@@ -64,7 +64,7 @@ def variants() -> dict[str, Callable[[Graph, Box, Tensor, Tensor], Tensor]]:
         limits: Mapping[str, int] = MappingProxyType({}), **options: object
     ) -> Callable[[Graph, Box, Tensor, Tensor], Tensor]:
         def run(classifier: Graph, box: Box, labels: Tensor, start: Tensor) -> Tensor:
-            with patch.multiple(increments, **limits):
+            with patch.dict(vars(increments), limits):
                 return attack_margins(classifier, box, labels, steps=STEPS, start=start, **options)
 
         return run
