@@ -308,12 +308,8 @@ def _renew(joint: Joint, slope: Array, state: State, k: int) -> None:
 @_compiled
 def _gradients(slope: Array, k: int, state: State) -> int:
     """List changes of the gradient that passes the ReLUs behind layer k."""
-    active, passed, alive, stale = (
-        state.active[k],
-        state.passed[k],
-        state.alive[k],
-        state.stale[k + 1],
-    )
+    active, passed = state.active[k], state.passed[k]
+    alive, stale = state.alive[k], state.stale[k + 1]
     places, amounts = state.places[(k + 1) % 2], state.amounts[(k + 1) % 2]
     zero = slope.dtype.type(0)
     channels = len(slope) // len(stale)
