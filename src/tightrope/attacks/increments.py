@@ -119,8 +119,8 @@ def attack_chain(
     box = Box(*(flat(t, 1).contiguous() for t in box.corners))
     count = targets.shape[1]
     shapes = classifier.shapes
-    # Points of the whole batch are drawn at once, so that the pieces have no influence on them.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        # Drawn for the whole batch, so that the pieces have no influence on the points.
         fresh = _draw(box, count, pool) if start is None else _project(box, flat(start, 2))
         best = fresh.clone()
         scores = best.new_full(targets.shape, -torch.inf)

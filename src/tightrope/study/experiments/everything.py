@@ -62,7 +62,7 @@ def analyse_proxy(runs: Measurements) -> Findings:
     for data in sorted({*found, "mnist"}):
         some, every = bounded.get(data, []), found.get(data, [])
         rows.append(_proxy_row(data, "", every))
-        # The paper's networks are all trained with bounds. TAPS is not made for others.
+        # Latent boxes say nothing about networks that were trained without bounds.
         if len(some) < len(every):
             rows.append(_proxy_row(data, ", trained with bounds", some))
     each = Table(
