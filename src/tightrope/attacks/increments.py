@@ -31,7 +31,7 @@ from tightrope.box import Box
 from tightrope.graph import Graph, ops
 
 if TYPE_CHECKING:  # the compiler takes a while to load
-    from tightrope.attacks.increments_kernel import State
+    from tightrope.attacks.changes_kernel import Changes, State
 
 # Classifiers with fewer products than this are evaluated in full faster.
 SMALLEST_WORK = 1 << 11
@@ -82,21 +82,21 @@ class Chain:
 
 def chain(classifier: Graph) -> Chain | None:
     """Return the classifier as a chain, if it is one."""
-    affine, activated, image = [], True, len(classifier.input_shape) == 3
+    affine, activated, spatial = [], True, len(classifier.input_shape) == 3
     for i, node in enumerate(classifier.nodes[1:], start=1):
         op = node.op
         if node.inputs != (i - 1,):
             return None
-        if isinstance(op, ops.Reshape) and image and activated and len(op.shape) == 1:
-            image = False
+        if isinstance(op, ops.Reshape) and spatial and activated and len(op.shape) == 1:
+            spatial = False
         elif isinstance(op, ops.Relu) and not activated:
             activated = True
-        elif activated and (_is_plain(op) if image else isinstance(op, ops.Linear)):
+        elif activated and (_is_plain(op) if spatial else isinstance(op, ops.Linear)):
             affine.append(i)
             activated = False
         else:
             return None
-    ends = len(affine) > 1 and not activated and not image
+    ends = len(affine) > 1 and not activated and not spatial
     return Chain(classifier, tuple(affine)) if ends and len(classifier.input_shape) != 2 else None
 
 
@@ -183,48 +183,45 @@ class _Search:
         self.sizes = np.array(steps.sizes())
         # While points can still cross the box, most of them move, and full products are faster,
         # unless all weights stay in the cache.
+        self.crossing = int((np.cumsum(self.sizes) < WIDTH - 1e-6).sum()) + 1
         small = all(layer.weight.numel() <= LARGEST_CACHED for layer in layers)
-        self.full = 0 if small else int((np.cumsum(self.sizes) < WIDTH - 1e-6).sum()) + 1
+        self.full = 0 if small else self.crossing
 
     def climb(self, piece: slice, points: Tensor, best: Tensor, scores: Tensor) -> None:
         """Take all steps from some samples' points; keep the best of them."""
         for size in self.sizes[: self.full]:
-            self._run(piece, points, best, scores, np.array([size]), False)
-        self._run(piece, points, best, scores, self.sizes[self.full :], True)
+            self._run(piece, points, best, scores, size)
+        self._run(piece, points, best, scores, None)
 
     def _run(
-        self,
-        piece: slice,
-        points: Tensor,
-        best: Tensor,
-        scores: Tensor,
-        sizes: NDArray[np.float64],
-        follow: bool,
+        self, piece: slice, points: Tensor, best: Tensor, scores: Tensor, size: float | None
     ) -> None:
-        from tightrope.attacks import increments_kernel
+        """Take one step of some size, or all steps that are left."""
+        from tightrope.attacks import increments_kernel as kernel
 
         hidden, slopes = self._observe(points[piece], piece)
+        # Changes of a single layer are followed so fast that a second state does not pay.
+        crossing = len(self.sizes) if len(self.layers) == 1 else self.crossing - self.full
+        last = (self.rows.numpy(), self.offsets.numpy())
         each = (points, *self.box.corners, best, scores, self.labels, self.targets)
         numbers = [t[piece].numpy() for t in each]
 
         def run(part: slice) -> None:
-            at, lower, upper, found, values, labels, targets = (t[part] for t in numbers)
-            increments_kernel.climb(
-                at,
-                lower,
-                upper,
-                found,
-                values,
+            *search, labels, targets = (t[part] for t in numbers)
+            readout = kernel.Readout(*last, labels, targets)
+            if size is not None:
+                kernel.step(*search, hidden[-1][part], slopes[0][part], readout, size)
+                return
+            kernel.climb(
+                *search,
                 tuple(t[part] for t in hidden),
                 tuple(t[part] for t in slopes),
                 self.layers,
-                self.rows.numpy(),
-                self.offsets.numpy(),
-                labels,
-                targets,
-                sizes,
-                follow,
-                self._state(at.dtype),
+                readout,
+                self.sizes[self.full :],
+                crossing,
+                (self._state(points.dtype), self._state(points.dtype)),
+                self._changes(points.dtype),
             )
 
         samples = len(numbers[0])
@@ -250,22 +247,43 @@ class _Search:
     def _array(self, t: Tensor, count: int) -> Array:
         return flat(t.detach(), 1).contiguous().unflatten(0, (-1, count)).numpy()
 
-    def _state(self, dtype: np.dtype[Any]) -> State:
-        """Make room for the state of one estimator."""
-        from tightrope.attacks.increments_kernel import State
+    @property
+    def _windows(self) -> list[int]:
+        return [len(layer.backwards.runs) for layer in self.layers]
 
-        windows = [len(layer.backwards.runs) for layer in self.layers]
+    def _state(self, dtype: torch.dtype) -> State:
+        """Make room for the state of one estimator."""
+        from tightrope.attacks.changes_kernel import State
+
+        point, *behind = [math.prod(shape) for shape in self.shapes]
+
+        def room(sizes: list[int]) -> tuple[Array, ...]:
+            return tuple(torch.empty(n, dtype=dtype).numpy() for n in sizes)
+
+        return State(
+            point=room([point])[0],
+            hidden=room(behind),
+            slopes=room([point, *behind[:-1]]),
+            active=room(behind),
+            passed=room(behind),
+            alive=tuple(np.zeros(n, np.int64) for n in self._windows),
+        )
+
+    def _changes(self, dtype: torch.dtype) -> Changes:
+        """Make room for what changes in one step."""
+        from tightrope.attacks.changes_kernel import Changes
+
         values = [math.prod(shape) for shape in self.shapes]
         # Behind the first level, the pixels are the windows of the layer before.
         first = 1 if self.chain.tiny else math.prod(self.shapes[0][1:])
-        pixels = [first, *windows[:-1]]
-        return State(
-            active=tuple(np.empty(n, dtype) for n in values[1:]),
-            passed=tuple(np.empty(n, dtype) for n in values[1:]),
-            alive=tuple(np.zeros(n, np.int64) for n in windows),
-            touched=tuple(np.zeros(n, np.bool_) for n in windows),
-            stale=tuple(np.zeros(n, np.bool_) for n in pixels),
+        joints = [joint for layer in self.layers for joint in (layer.forwards, layer.backwards)]
+        patches = [joint.weights.shape[1] for joint in joints if joint.short]
+        return Changes(
+            moved=torch.empty(values[0], dtype=dtype).numpy(),
+            touched=tuple(np.zeros(n, np.bool_) for n in self._windows),
+            stale=tuple(np.zeros(n, np.bool_) for n in [first, *self._windows[:-1]]),
             places=np.empty((2, max(values)), np.int64),
-            amounts=np.empty((2, max(values)), dtype),
-            moved=np.empty(values[0], dtype),
+            amounts=torch.empty((2, max(values)), dtype=dtype).numpy(),
+            dense=torch.zeros(max(values), dtype=dtype).numpy(),
+            patch=torch.empty(max(patches, default=0), dtype=dtype).numpy(),
         )

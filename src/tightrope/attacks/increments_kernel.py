@@ -2,76 +2,64 @@
 
 The state of an estimator is small enough for the processor's cache: its point, the hidden
 pre-activations, and the gradient of its margin with respect to the values of every level. A step
-moves some coordinates, and what follows from that is worked out from the changes alone:
-
-- forwards, a changed activation adds its change times a block of weights to each window above it;
-- backwards, a changed gradient does the same to each pixel below it. In a piecewise linear
-  network gradients change only where ReLUs flip.
-
-Layer k leads from level k to level k + 1; level 0 is the point. The values of a level are
-[pixels, channels]. Changes are lists of places and amounts, in order; they are written without
-branches, which the processor would guess wrong every other time.
+moves some coordinates, and what follows from that is worked out from the changes alone
+(`changes_kernel`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from numba import njit
-from numpy.typing import NDArray
+from tightrope.attacks.changes_kernel import (
+    Array,
+    Changes,
+    Layer,
+    State,
+    backwards,
+    compiled,
+    copy,
+    forwards,
+)
 
-from tightrope.attacks.rows_kernel import add_rows
-
-Array = NDArray[Any]
 BLOCK = 16  # coordinates that are looked at together
-TOGETHER = 32  # rows that are added up together: those in use should stay in the cache
 
 
-def _compiled(function: Any) -> Any:
-    """Compile a function when it is first called, for this and later processes."""
-    # Sums may be reordered and contracted, as in the library's own kernels.
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}}
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no place for a cache that we may write to
-        return njit(**options)(function)
+class Readout(NamedTuple):
+    """The last linear layer, and the margins wanted of it."""
+
+    rows: Array  # [classes, values]
+    offsets: Array  # [classes]
+    labels: Array  # [samples]
+    targets: Array  # [samples, estimators]
 
 
-class Joint(NamedTuple):
-    """How the values of a level act on a neighbouring one.
+@compiled
+def step(
+    points: Array,
+    lower: Array,
+    upper: Array,
+    best: Array,
+    scores: Array,
+    last: Array,
+    slopes: Array,
+    readout: Readout,
+    size: float,
+) -> None:
+    """Move `points` [samples, estimators, inputs] by one step, keeping the best points visited.
 
-    A change adds a patch, its weights times the change, to several runs of values. Values that
-    act on the same ones are a block; changes next to each other in a block are added up first.
+    `last` are the pre-activations behind the last hidden layer, `slopes` the gradients of the
+    margins at the points; the step is relative to the radius.
     """
-
-    blocks: Array  # [values]: the block that a value is part of
-    picks: Array  # [values]: the row of its weights
-    weights: Array  # [rows, patch]
-    runs: Array  # [blocks, n, 3]: first pixel, first one of the patch, how many; or zeros
-
-
-class Layer(NamedTuple):
-    """An affine layer, seen from both sides."""
-
-    forwards: Joint
-    backwards: Joint
-    anew: bool  # whether gradients below it are computed from those behind it, not from changes
+    for b in range(points.shape[0]):
+        for e in range(points.shape[1]):
+            point = points[b, e]
+            _keep(point, last[b, e], best, scores, readout, b, e)
+            half = point.dtype.type(size / 2)
+            for j in range(len(point)):
+                point[j] = _moved(point[j], slopes[b, e, j], half, lower[b, j], upper[b, j])
 
 
-class State(NamedTuple):
-    """What is known of one estimator at its present point, by layer; and lists of changes."""
-
-    active: tuple[Array, ...]  # [values] activations behind the layer
-    passed: tuple[Array, ...]  # [values] gradient that passes the ReLUs behind the layer
-    alive: tuple[Array, ...]  # [windows] how much of it is not zero
-    touched: tuple[Array, ...]  # [windows] whether inputs have changed
-    stale: tuple[Array, ...]  # [pixels before the layer] whether a gradient or a ReLU has changed
-    places: Array  # [2, values]
-    amounts: Array
-    moved: Array  # [inputs] where a step leads
-
-
-@_compiled
+@compiled
 def climb(
     points: Array,
     lower: Array,
@@ -81,65 +69,65 @@ def climb(
     hidden: tuple[Array, ...],
     slopes: tuple[Array, ...],
     layers: tuple[Layer, ...],
-    rows: Array,
-    offsets: Array,
-    labels: Array,
-    targets: Array,
+    readout: Readout,
     sizes: Array,
-    follow: bool,
-    state: State,
+    crossing: int,
+    states: tuple[State, State],
+    changes: Changes,
 ) -> None:
-    """Take steps from `points` [samples, estimators, inputs], keeping the best points visited.
+    """Take steps from `points` as `step` does, following what changes.
 
     `hidden` are the pre-activations behind each layer at the points, `slopes` the gradients of
-    the margins before each layer; `rows` and `offsets` the last linear layer; `sizes` those of
-    the steps, relative to the radius. Points, best points, their scores, and with `follow` hidden
-    values and slopes are changed in place. Without it, only the first step is taken, and the
-    caller finds out what it led to.
+    the margins before each layer. In the first `crossing` steps most coordinates move. Then some
+    go to and fro between two values, so that the last point but one is nearer to the next than
+    the last one is: both are kept, and the nearer one is followed.
     """
     for b in range(points.shape[0]):
         for e in range(points.shape[1]):
-            outer = rows[targets[b, e]] - rows[labels[b]]
-            offset = offsets[targets[b, e]] - offsets[labels[b]]
-            point, slope, last = points[b, e], slopes[0][b, e], hidden[-1][b, e]
-            if follow:
-                _begin(hidden, slopes, outer, b, e, state)
+            here, there = states
+            outer = readout.rows[readout.targets[b, e]] - readout.rows[readout.labels[b]]
+            _begin(here, points[b, e], hidden, slopes, outer, b, e)
             for i in range(len(sizes)):
-                score = _score(outer, last) + offset
-                if score > scores[b, e]:
-                    scores[b, e] = score
-                    best[b, e] = point
-                count = _move(point, lower[b], upper[b], slope, sizes[i], state)
-                if count == 0 or not follow:
+                _keep(here.point, here.hidden[-1], best, scores, readout, b, e)
+                near, far = _look(here, there, lower[b], upper[b], sizes[i], changes.moved)
+                if near == 0:
                     break
-                count = _forwards(hidden, layers, outer, b, e, count, state)
-                if i < len(sizes) - 1:
-                    _backwards(slopes, layers, b, e, count, state)
-            if follow:
-                score = _score(outer, last) + offset
-                if score > scores[b, e]:
-                    scores[b, e] = score
-                    best[b, e] = point
+                if i == crossing:
+                    _copy_state(here, there)
+                if i == crossing or (i > crossing and far <= near):
+                    here, there = there, here
+                count = _differences(here.point, changes)
+                if count:
+                    count = forwards(here, layers, outer, count, changes)
+                    # The last point needs no gradient.
+                    if i < len(sizes) - 1:
+                        backwards(here, layers, count, changes)
+            _keep(here.point, here.hidden[-1], best, scores, readout, b, e)
 
 
-@_compiled
+@compiled
 def _begin(
+    state: State,
+    point: Array,
     hidden: tuple[Array, ...],
     slopes: tuple[Array, ...],
     outer: Array,
     b: int,
     e: int,
-    state: State,
 ) -> None:
     """Derive the state of an estimator from its hidden values and slopes."""
+    copy(point, state.point)
+    for k in range(len(hidden)):
+        copy(hidden[k][b, e], state.hidden[k])
+        copy(slopes[k][b, e], state.slopes[k])
     for k in range(len(hidden)):
         values, active, passed, alive = (
-            hidden[k][b, e],
+            state.hidden[k],
             state.active[k],
             state.passed[k],
             state.alive[k],
         )
-        slope = slopes[k + 1][b, e] if k + 1 < len(hidden) else outer
+        slope = state.slopes[k + 1] if k + 1 < len(hidden) else outer
         zero = values.dtype.type(0)
         channels = len(values) // len(alive)
         for j in range(len(values)):
@@ -153,24 +141,64 @@ def _begin(
             alive[p] = living
 
 
-@_compiled
-def _score(outer: Array, values: Array) -> float:
-    zero = values.dtype.type(0)
-    total = zero
-    for j in range(len(outer)):
-        total += outer[j] * max(values[j], zero)
-    return total
+@compiled
+def _copy_state(state: State, other: State) -> None:
+    """Make the other state equal to this one."""
+    copy(state.point, other.point)
+    for k in range(len(state.hidden)):
+        copy(state.hidden[k], other.hidden[k])
+        copy(state.slopes[k], other.slopes[k])
+        copy(state.active[k], other.active[k])
+        copy(state.passed[k], other.passed[k])
+        copy(state.alive[k], other.alive[k])
 
 
-@_compiled
-def _move(point: Array, lower: Array, upper: Array, slope: Array, size: float, state: State) -> int:
-    """Take a sign step inside the box; list and count the coordinates that move."""
-    moved, places, amounts = state.moved, state.places[0], state.amounts[0]
-    zero, half = point.dtype.type(0), point.dtype.type(size / 2)
+@compiled
+def _keep(
+    point: Array, last: Array, best: Array, scores: Array, readout: Readout, b: int, e: int
+) -> None:
+    """Keep the point if its margin is the largest so far."""
+    target, label = readout.targets[b, e], readout.labels[b]
+    wanted, other = readout.rows[target], readout.rows[label]
+    zero = last.dtype.type(0)
+    score = zero
+    for j in range(len(last)):
+        score += (wanted[j] - other[j]) * max(last[j], zero)
+    score += readout.offsets[target] - readout.offsets[label]
+    if score > scores[b, e]:
+        scores[b, e] = score
+        copy(point, best[b, e])
+
+
+@compiled
+def _moved(value: float, slope: float, half: float, lower: float, upper: float) -> float:
+    """Return where a sign step inside the box leads."""
+    length = half * (upper - lower)
+    # Nowhere, if there is no slope.
+    length = length if slope > 0 else (-length if slope < 0 else length - length)
+    return min(max(value + length, lower), upper)
+
+
+@compiled
+def _look(
+    here: State, there: State, lower: Array, upper: Array, size: float, moved: Array
+) -> tuple[float, float]:
+    """Find out where a step leads from here, and in how many coordinates that differs from both."""
+    half, one = moved.dtype.type(size / 2), moved.dtype.type(1)
+    point, other, slope = here.point, there.point, here.slopes[0]
+    near = far = one - one  # numbers of the same size as the coordinates are counted fastest
     for j in range(len(point)):
-        step = half * (upper[j] - lower[j])
-        step = step if slope[j] > 0 else (-step if slope[j] < 0 else zero)
-        moved[j] = min(max(point[j] + step, lower[j]), upper[j])
+        value = _moved(point[j], slope[j], half, lower[j], upper[j])
+        near += one if value != point[j] else one - one
+        far += one if value != other[j] else one - one
+        moved[j] = value
+    return near, far
+
+
+@compiled
+def _differences(point: Array, changes: Changes) -> int:
+    """Move the point to where the step leads; list and count the coordinates that differ."""
+    moved, places, amounts = changes.moved, changes.places[0], changes.amounts[0]
     count = 0
     for start in range(0, len(point), BLOCK):
         before, now = point[start : start + BLOCK], moved[start : start + BLOCK]
@@ -187,212 +215,3 @@ def _move(point: Array, lower: Array, upper: Array, slope: Array, size: float, s
                 count += now[j] != before[j]
                 before[j] = now[j]
     return count
-
-
-@_compiled
-def _forwards(
-    hidden: tuple[Array, ...],
-    layers: tuple[Layer, ...],
-    outer: Array,
-    b: int,
-    e: int,
-    count: int,
-    state: State,
-) -> int:
-    """Carry changes of the point through all layers.
-
-    Behind the last layer, list and count the changes of the gradient that passes the ReLUs.
-    """
-    for k in range(len(layers)):
-        layer, values, touched = layers[k], hidden[k][b, e], state.touched[k]
-        _spread(count, layer.forwards, values, touched, state, k % 2)
-        if k < len(layers) - 1:
-            count = _activations(values, k, state)
-        else:
-            count = _flips(values, outer, k, state)
-    return count
-
-
-@_compiled
-def _activations(values: Array, k: int, state: State) -> int:
-    """List changes of the activations behind layer k."""
-    active, touched, stale = state.active[k], state.touched[k], state.stale[k + 1]
-    places, amounts = state.places[(k + 1) % 2], state.amounts[(k + 1) % 2]
-    zero = values.dtype.type(0)
-    channels = len(values) // len(touched)
-    count = 0
-    for p in range(len(touched)):
-        if not touched[p]:
-            continue
-        touched[p] = False
-        first = p * channels
-        part, known = values[first : first + channels], active[first : first + channels]
-        flips = 0
-        for j in range(len(part)):
-            value, before = max(part[j], zero), known[j]
-            places[count], amounts[count] = first + j, value - before
-            count += value != before
-            flips += (value > 0) != (before > 0)
-            known[j] = value
-        if flips:
-            stale[p] = True
-    return count
-
-
-@_compiled
-def _flips(values: Array, outer: Array, k: int, state: State) -> int:
-    """List changes of the gradient that passes the ReLUs behind the last layer."""
-    passed, touched, alive = state.passed[k], state.touched[k], state.alive[k]
-    active = state.active[k]
-    places, amounts = state.places[(k + 1) % 2], state.amounts[(k + 1) % 2]
-    zero = values.dtype.type(0)
-    channels = len(values) // len(touched)
-    count = 0
-    for p in range(len(touched)):
-        if not touched[p]:
-            continue
-        touched[p] = False
-        first = p * channels
-        part, known = values[first : first + channels], active[first : first + channels]
-        differs = 0
-        for j in range(len(part)):
-            differs += (part[j] > 0) != (known[j] > 0)
-        if not differs:
-            continue
-        for j in range(len(part)):
-            if (part[j] > 0) != (known[j] > 0):
-                known[j] = max(part[j], zero)
-                passes = outer[first + j] if known[j] > 0 else zero
-                places[count], amounts[count] = first + j, passes - passed[first + j]
-                count += 1
-                alive[p] += (passes != 0) - (passed[first + j] != 0)
-                passed[first + j] = passes
-    return count
-
-
-@_compiled
-def _backwards(
-    slopes: tuple[Array, ...],
-    layers: tuple[Layer, ...],
-    b: int,
-    e: int,
-    count: int,
-    state: State,
-) -> None:
-    """Carry changes of the gradient behind the last layer down to the point."""
-    for k in range(len(layers) - 1, -1, -1):
-        layer, slope, stale = layers[k], slopes[k][b, e], state.stale[k]
-        if not layer.anew:
-            _spread(count, layer.backwards, slope, stale, state, (k + 1) % 2)
-            _silence(count, layer, slope, state, k)
-        elif count:
-            _renew(layer.backwards, slope, state, k)
-            stale[:] = True
-        if k:
-            count = _gradients(slope, k - 1, state)
-
-
-@_compiled
-def _renew(joint: Joint, slope: Array, state: State, k: int) -> None:
-    """Compute the gradient below layer k, which is one window, from the one behind it."""
-    passed, places, amounts = state.passed[k], state.places[0], state.amounts[0]
-    count = 0
-    for j in range(len(passed)):
-        places[count], amounts[count] = j, passed[j]
-        count += passed[j] != 0
-    slope[:] = 0
-    nothing = count - count
-    add_rows(slope, joint.weights, nothing, joint.picks, places, amounts, nothing, count)
-
-
-@_compiled
-def _gradients(slope: Array, k: int, state: State) -> int:
-    """List changes of the gradient that passes the ReLUs behind layer k."""
-    active, passed = state.active[k], state.passed[k]
-    alive, stale = state.alive[k], state.stale[k + 1]
-    places, amounts = state.places[(k + 1) % 2], state.amounts[(k + 1) % 2]
-    zero = slope.dtype.type(0)
-    channels = len(slope) // len(stale)
-    count = 0
-    for p in range(len(stale)):
-        if not stale[p]:
-            continue
-        stale[p] = False
-        first = p * channels
-        part, known, before = (
-            slope[first : first + channels],
-            active[first : first + channels],
-            passed[first : first + channels],
-        )
-        living = 0
-        for j in range(len(part)):
-            passes = part[j] if known[j] > 0 else zero
-            places[count], amounts[count] = first + j, passes - before[j]
-            count += passes != before[j]
-            living += passes != 0
-            before[j] = passes
-        alive[p] = living
-    return count
-
-
-@_compiled
-def _spread(count: int, joint: Joint, values: Array, marks: Array, state: State, side: int) -> None:
-    """Add the listed changes, times their weights, to the values that they reach."""
-    places, amounts = state.places[side], state.amounts[side]
-    blocks, runs, width = joint.blocks, joint.runs, len(values) // len(marks)
-    start = 0
-    while start < count:
-        block, end = blocks[places[start]], start + 1
-        while end < count and blocks[places[end]] == block and end < start + TOGETHER:
-            end += 1
-        for n in range(runs.shape[1]):
-            to, source, length = runs[block, n, 0], runs[block, n, 1], runs[block, n, 2]
-            if length == 0:
-                break
-            goal = values[to * width : (to + length) * width]
-            column = source * width
-            add_rows(goal, joint.weights, column, joint.picks, places, amounts, start, end)
-            for mark in range(to, to + length):
-                marks[mark] = True
-        start = end
-
-
-@_compiled
-def _silence(count: int, layer: Layer, slope: Array, state: State, k: int) -> None:
-    """Set gradients to zero where none arrives any more: their sum may have left a rest."""
-    places, alive, runs = state.places[(k + 1) % 2], state.alive[k], layer.backwards.runs
-    windows, blocks = layer.backwards.blocks, layer.forwards.blocks
-    channels = len(slope) // len(state.stale[k])
-    window = -1
-    for i in range(count):
-        if windows[places[i]] == window:
-            continue
-        window = windows[places[i]]
-        if alive[window]:
-            continue
-        for n in range(runs.shape[1]):
-            begin, length = runs[window, n, 0], runs[window, n, 2]
-            for pixel in range(begin, begin + length):
-                above = layer.forwards.runs[blocks[pixel * channels]]
-                if not _arrives(pixel, above, runs, alive):
-                    slope[pixel * channels : (pixel + 1) * channels] = 0
-
-
-@_compiled
-def _arrives(pixel: int, above: Array, below: Array, alive: Array) -> bool:
-    """Return whether a gradient arrives at a pixel from any window above."""
-    for n in range(len(above)):
-        begin, length = above[n, 0], above[n, 2]
-        for window in range(begin, begin + length):
-            # Not every pixel of a block is in every window of the block.
-            if alive[window] and _contains(below[window], pixel):
-                return True
-    return False
-
-
-@_compiled
-def _contains(runs: Array, pixel: int) -> bool:
-    found = False
-    for n in range(len(runs)):
-        found |= runs[n, 0] <= pixel < runs[n, 0] + runs[n, 2]
-    return found

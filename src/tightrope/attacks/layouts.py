@@ -1,4 +1,4 @@
-"""How `increments_kernel` wants values and weights to lie in memory.
+"""How `changes_kernel` wants values and weights to lie in memory.
 
 Values have their channels last and are flattened: what a change at a pixel adds to the windows
 above it, or a window to the pixels below it, is then a few runs of neighbouring numbers.
@@ -18,10 +18,15 @@ from tightrope.graph import ops
 from tightrope.graph.dense import convolution_matrix
 
 if TYPE_CHECKING:  # the compiler takes a while to load
-    from tightrope.attacks.increments_kernel import Layer
+    from tightrope.attacks.changes_kernel import Layer
 
 Shape = tuple[int, ...]
 Array = NDArray[Any]
+
+# Runs of fewer numbers than this are not worth a sum of their own.
+SHORT = 8
+# With fewer channels than this, few changes go to the same windows.
+FEW = 8
 
 
 def flat(t: Tensor, lead: int) -> Tensor:
@@ -38,7 +43,7 @@ def image(t: Tensor, shape: Shape) -> Tensor:
 
 def window_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
     """Lay out a layer as windows on the pixels before it; a linear one is a single window."""
-    from tightrope.attacks.increments_kernel import Joint, Layer
+    from tightrope.attacks.changes_kernel import Joint, Layer
 
     channels, size = shape[0], shape[1:] or (1, 1)
     if isinstance(op, ops.Conv2d):
@@ -56,16 +61,25 @@ def window_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
     backwards = weight.permute(0, 2, 3, 1).flatten(1)
     channel, outputs = np.arange(channels), np.arange(len(weight))
     picks = (phases[:, None] * channels + channel).ravel()
-    return Layer(
-        Joint(np.repeat(blocks, channels), picks, forwards.contiguous().numpy(), upwards),
-        Joint(
-            np.repeat(np.arange(len(downwards)), len(weight)),
-            np.tile(outputs, len(downwards)),
-            backwards.contiguous().numpy(),
-            downwards,
-        ),
-        False,
+    above = np.repeat(blocks, channels), picks, forwards.contiguous().numpy(), upwards
+    below = (
+        np.repeat(np.arange(len(downwards)), len(weight)),
+        np.tile(outputs, len(downwards)),
+        backwards.contiguous().numpy(),
+        downwards,
     )
+    columns = backwards.T[: len(backwards.T) if channels < FEW else 0]
+    return Layer(
+        Joint(*above, short=_short(upwards, len(weight))),
+        Joint(*below, short=_short(downwards, channels)),
+        columns.contiguous().numpy(),
+        downwards * channels,
+        anew=False,
+    )
+
+
+def _short(runs: Array, channels: int) -> bool:
+    return bool(runs[..., 2].max() * channels < SHORT)
 
 
 def matrix_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:

@@ -1,10 +1,10 @@
 """Sums of rows, with the vector instructions written out.
 
 A compiler cannot know that arrays do not overlap, so that it asks before every loop. The loops of
-`increments_kernel` are so short that the question would take longer than the answer.
+`changes_kernel` are so short that the question would take longer than the answer.
 
 (Compiled functions are cached by the date of their own file. Whoever changes this one should touch
-`increments_kernel`, too.)
+`changes_kernel` and `increments_kernel`, too.)
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ TOGETHER = (8, 4, 2, 1)  # vectors that are summed up at the same time, as far a
 FUSED = ("contract",)  # a product and a sum may be one instruction
 
 Value = Any  # of the compiler's intermediate language
+Add = Callable[[Value, Value, Value], None]  # adds an amount times a row, from a column on
 
 
 def _add_rows(
@@ -36,19 +37,59 @@ def _add_rows(
 ) -> Any:
     """Add `sum_i amounts[i] * rows[picks[places[i]], column:]`, i from begin to end, to `goal`."""
     signature = types.void(goal, rows, column, picks, places, amounts, begin, end)
-    return signature, _emit
+    return signature, _emit_listed
+
+
+def _add_runs(context: Any, goal: Any, rows: Any, numbers: Any, runs: Any) -> Any:
+    """Add `sum_j numbers[n + j] * rows[r + j]`, j < length, to `goal` for all (n, r, length)."""
+    return types.void(goal, rows, numbers, runs), _emit_runs
 
 
 add_rows: Callable[..., None] = intrinsic(_add_rows)
+add_runs: Callable[..., None] = intrinsic(_add_runs)
 
 
-def _emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
-    """Write the code: for each part of the goal, add up all rows in registers."""
+def _emit_listed(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
     _, _, column, _, _, _, begin, end = arguments
-    goal, rows, picks, places, amounts = (
-        context.make_array(signature.args[i])(context, builder, arguments[i])
-        for i in (0, 1, 3, 4, 5)
-    )
+    picks, places, amounts = (_array(context, builder, signature, arguments, i) for i in (3, 4, 5))
+
+    def every(add: Add) -> None:
+        with cgutils.for_range(builder, end, start=begin) as loop:
+            place = builder.load(builder.gep(places.data, [loop.index]))
+            amount = builder.load(builder.gep(amounts.data, [loop.index]))
+            add(amount, builder.load(builder.gep(picks.data, [place])), column)
+
+    return _emit(context, builder, signature, arguments, every)
+
+
+def _emit_runs(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
+    numbers, runs = (_array(context, builder, signature, arguments, i) for i in (2, 3))
+    count, _ = cgutils.unpack_tuple(builder, runs.shape, 2)
+    size = count.type
+
+    def every(add: Add) -> None:
+        with cgutils.for_range(builder, count) as outer:
+            first = builder.mul(outer.index, size(3))
+            number, row, length = (
+                builder.load(builder.gep(runs.data, [builder.add(first, size(n))]))
+                for n in range(3)
+            )
+            with cgutils.for_range(builder, length) as loop:
+                place = builder.add(number, loop.index)
+                amount = builder.load(builder.gep(numbers.data, [place]))
+                add(amount, builder.add(row, loop.index), size(0))
+
+    return _emit(context, builder, signature, arguments, every)
+
+
+def _emit(
+    context: Any, builder: Any, signature: Any, arguments: Any, every: Callable[[Add], None]
+) -> Value:
+    """Write the code: for each part of the goal, add up all rows in registers.
+
+    `every` writes the loop over the rows, in which it calls its argument for each of them.
+    """
+    goal, rows = (_array(context, builder, signature, arguments, i) for i in (0, 1))
     (length,) = cgutils.unpack_tuple(builder, goal.shape, 1)
     _, stride = cgutils.unpack_tuple(builder, rows.shape, 2)
     number = context.get_data_type(signature.args[0].dtype)
@@ -62,16 +103,16 @@ def _emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
         sums = [cgutils.alloca_once(builder, kind) for _ in targets]
         for total, target in zip(sums, targets, strict=True):
             builder.store(builder.load(target, align=align), total)
-        with cgutils.for_range(builder, end, start=begin) as loop:
-            place = builder.load(builder.gep(places.data, [loop.index]))
-            amount = builder.load(builder.gep(amounts.data, [loop.index]))
+
+        def add(amount: Value, row: Value, column: Value) -> None:
             factor = _everywhere(builder, amount, kind)
-            pick = builder.load(builder.gep(picks.data, [place]))
-            row = builder.add(builder.mul(pick, stride), column)
+            begin = builder.add(builder.mul(row, stride), column)
             for total, offset in zip(sums, offsets, strict=True):
-                source = _pointer(builder, rows.data, builder.add(row, offset), kind)
+                source = _pointer(builder, rows.data, builder.add(begin, offset), kind)
                 product = builder.fmul(factor, builder.load(source, align=align), flags=FUSED)
                 builder.store(builder.fadd(builder.load(total), product, flags=FUSED), total)
+
+        every(add)
         for total, target in zip(sums, targets, strict=True):
             builder.store(builder.load(total), target, align=align)
 
@@ -85,6 +126,10 @@ def _emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
             part(position, ir.VectorType(number, width), count)
         done = until
     return context.get_dummy_value()
+
+
+def _array(context: Any, builder: Any, signature: Any, arguments: Any, i: int) -> Any:
+    return context.make_array(signature.args[i])(context, builder, arguments[i])
 
 
 def _pointer(builder: Any, data: Value, offset: Value, kind: ir.VectorType) -> Value:
