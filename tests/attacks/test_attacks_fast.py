@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from tightrope.attacks import attack_margins, increments, latent, latent_steps
 from tightrope.attacks.increments import chain
 from tightrope.attacks.latent import wrong_classes
-from tightrope.attacks.rows_kernel import add_rows
+from tightrope.attacks.pgd import Steps
+from tightrope.attacks.rows_kernel import add_rows, add_runs
 from tightrope.box import Box
 from tightrope.graph import Graph, dense, ops, trace
 from tightrope.graph.dense import convolution_matrix
@@ -159,6 +160,40 @@ def test_the_points_themselves_are_those_of_plain_attacks(
     assert ((plain == start) & (box.upper > box.lower).unsqueeze(1)).any()
 
 
+@pytest.mark.parametrize("cached", [0, 1 << 60])
+def test_points_that_go_to_and_fro(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of one size end between two points; the best of them is the plain attack's."""
+    monkeypatch.setattr(increments, "LARGEST_CACHED", cached)
+    monkeypatch.setattr(increments, "LARGEST_MATRIX", 0)
+    torch.manual_seed(0)
+    convolutions = nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 6, 3, 1, 1), nn.ReLU()
+    module = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(96, CLASSES)).double()
+    graph, shape = trace(module, (1, 8, 8)).detach(), (1, 8, 8)
+    box, labels = boxes(shape, 0.1, 3.0, 40), torch.arange(40) % CLASSES
+    start, steps = box.sample(CLASSES - 1), Steps(30, 0.4)
+    fast, plain = (
+        attack_margins(graph, box, labels, steps=steps, start=start, plain=plain)
+        for plain in (False, True)
+    )
+    found, expected = (kept_margins(graph, points, labels) for points in (fast, plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+    differs = ((fast - plain).abs() > 1e-12).flatten(2).any(2)
+    assert differs.double().mean() < 0.02
+    # Points do go to and fro here: the last one is the last but two, and not the last but one.
+    rows, wrong = box.repeat(CLASSES - 1), wrong_classes(labels, CLASSES).view(-1, 1)
+    visited = [start.flatten(0, 1)]
+    for size in steps.sizes():
+        point = visited[-1].clone().requires_grad_()
+        outputs = graph(point)
+        margins = outputs.gather(1, wrong) - outputs.gather(1, labels.repeat_interleave(3)[:, None])
+        (slope,) = torch.autograd.grad(margins.sum(), point)
+        moved = point.detach() + size / 2 * (rows.upper - rows.lower) * slope.sign()
+        visited.append(torch.clamp(moved, rows.lower, rows.upper))
+    last, before, earlier = (t.flatten(1) for t in visited[:-4:-1])
+    cycling = ((last - earlier).abs() < 1e-12).all(1) & ((last - before).abs() > 1e-6).any(1)
+    assert cycling.double().mean() > 0.2
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("flat,scale", [(0.0, 1.0), (0.5, 5.0), (0.9, 0.1), (1.0, 1.0)])
 @pytest.mark.parametrize("inputs,hidden", [(1, 3), (5, 12), (30, 40)])
@@ -259,6 +294,24 @@ def test_sums_of_rows(length: int, dtype: type) -> None:
     assert goal[0] == before[0] and goal[-1] == before[-1]
     add(goal[1:-1], rows, 2, picks, places, amounts, 3, 3)
     np.testing.assert_allclose(goal, before, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("length", [1, 3, 8, 16, 31, 100])
+def test_sums_of_runs_of_rows(length: int, dtype: type) -> None:
+    """Runs of length zero add nothing, and nothing outside the goal changes."""
+
+    @njit
+    def add(goal: np.ndarray, rows: np.ndarray, numbers: np.ndarray, runs: np.ndarray) -> None:
+        add_runs(goal, rows, numbers, runs)
+
+    random = np.random.default_rng(length)
+    goal, rows = random.random(length + 2).astype(dtype), random.random((6, length)).astype(dtype)
+    numbers, before = random.random(9).astype(dtype), goal.copy()
+    add(goal[1:-1], rows, numbers, np.array([[5, 0, 3], [0, 4, 2], [0, 0, 0]]))
+    before[1:-1] += numbers[5:8] @ rows[:3] + numbers[:2] @ rows[4:]
+    np.testing.assert_allclose(goal, before, rtol=1e-6)
+    assert goal[0] == before[0] and goal[-1] == before[-1]
 
 
 def test_starts_are_uniform_in_the_box_on_any_number_of_threads() -> None:

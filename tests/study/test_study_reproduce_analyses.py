@@ -192,7 +192,7 @@ def split_runs(folder: Path, **options: Any) -> None:
     names = ("-relus0", "", *(f"-relus{k}" for k in range(2, 7)))
     for k, ending in enumerate(names):
         own = {name: values[k] for name, values in options.items()}
-        make_run(folder, f"mnist-0.1-cnn7-taps{ending}", **own)
+        make_run(folder, f"narrow-taps{ending}", **own)
 
 
 def test_split(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ SMALLEST_WORK = 1 << 11
 LARGEST_MATRIX = 1 << 15
 # The weights of a small layer stay in the processor's cache.
 LARGEST_CACHED = 1 << 16
+# Changes of a single layer are followed so fast that a second state does not pay.
+SMALLEST_DEPTH = 2
 # Pieces of work per thread: some take longer than others.
 PIECES = 4
 # Streams of random numbers: a fixed number, so that threads have no influence on the points.
@@ -200,8 +202,8 @@ class _Search:
         from tightrope.attacks import increments_kernel as kernel
 
         hidden, slopes = self._observe(points[piece], piece)
-        # Changes of a single layer are followed so fast that a second state does not pay.
-        crossing = len(self.sizes) if len(self.layers) == 1 else self.crossing - self.full
+        shallow = len(self.layers) < SMALLEST_DEPTH
+        crossing = len(self.sizes) if shallow else self.crossing - self.full
         last = (self.rows.numpy(), self.offsets.numpy())
         each = (points, *self.box.corners, best, scores, self.labels, self.targets)
         numbers = [t[piece].numpy() for t in each]
