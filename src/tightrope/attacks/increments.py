@@ -202,8 +202,9 @@ class _Search:
         from tightrope.attacks import increments_kernel as kernel
 
         hidden, slopes = self._observe(points[piece], piece)
-        shallow = len(self.layers) < SMALLEST_DEPTH
-        crossing = len(self.sizes) if shallow else self.crossing - self.full
+        # Two states of a large network would not fit into the cache.
+        two = len(self.layers) >= SMALLEST_DEPTH and not self.full
+        crossing = self.crossing if two else len(self.sizes)
         last = (self.rows.numpy(), self.offsets.numpy())
         each = (points, *self.box.corners, best, scores, self.labels, self.targets)
         numbers = [t[piece].numpy() for t in each]
@@ -222,7 +223,7 @@ class _Search:
                 readout,
                 self.sizes[self.full :],
                 crossing,
-                (self._state(points.dtype), self._state(points.dtype)),
+                self._state(points.dtype),
                 self._changes(points.dtype),
             )
 
@@ -254,13 +255,13 @@ class _Search:
         return [len(layer.backwards.runs) for layer in self.layers]
 
     def _state(self, dtype: torch.dtype) -> State:
-        """Make room for the state of one estimator."""
+        """Make room for the state of one estimator at two points."""
         from tightrope.attacks.changes_kernel import State
 
         point, *behind = [math.prod(shape) for shape in self.shapes]
 
         def room(sizes: list[int]) -> tuple[Array, ...]:
-            return tuple(torch.empty(n, dtype=dtype).numpy() for n in sizes)
+            return tuple(torch.empty(2, n, dtype=dtype).numpy() for n in sizes)
 
         return State(
             point=room([point])[0],
@@ -268,7 +269,7 @@ class _Search:
             slopes=room([point, *behind[:-1]]),
             active=room(behind),
             passed=room(behind),
-            alive=tuple(np.zeros(n, np.int64) for n in self._windows),
+            alive=tuple(np.zeros((2, n), np.int64) for n in self._windows),
         )
 
     def _changes(self, dtype: torch.dtype) -> Changes:

@@ -72,7 +72,7 @@ def climb(
     readout: Readout,
     sizes: Array,
     crossing: int,
-    states: tuple[State, State],
+    state: State,
     changes: Changes,
 ) -> None:
     """Take steps from `points` as `step` does, following what changes.
@@ -84,25 +84,25 @@ def climb(
     """
     for b in range(points.shape[0]):
         for e in range(points.shape[1]):
-            here, there = states
             outer = readout.rows[readout.targets[b, e]] - readout.rows[readout.labels[b]]
-            _begin(here, points[b, e], hidden, slopes, outer, b, e)
+            _begin(state, points[b, e], hidden, slopes, outer, b, e)
+            at = 0
             for i in range(len(sizes)):
-                _keep(here.point, here.hidden[-1], best, scores, readout, b, e)
-                near, far = _look(here, there, lower[b], upper[b], sizes[i], changes.moved)
+                _keep(state.point[at], state.hidden[-1][at], best, scores, readout, b, e)
+                near, far = _look(state, at, lower[b], upper[b], sizes[i], changes.moved)
                 if near == 0:
                     break
                 if i == crossing:
-                    _copy_state(here, there)
+                    _copy_state(state, at)
                 if i == crossing or (i > crossing and far <= near):
-                    here, there = there, here
-                count = _differences(here.point, changes)
+                    at = 1 - at
+                count = _differences(state.point[at], changes)
                 if count:
-                    count = forwards(here, layers, outer, count, changes)
+                    count = forwards(state, at, layers, outer, count, changes)
                     # The last point needs no gradient.
                     if i < len(sizes) - 1:
-                        backwards(here, layers, count, changes)
-            _keep(here.point, here.hidden[-1], best, scores, readout, b, e)
+                        backwards(state, at, layers, count, changes)
+            _keep(state.point[at], state.hidden[-1][at], best, scores, readout, b, e)
 
 
 @compiled
@@ -116,23 +116,24 @@ def _begin(
     e: int,
 ) -> None:
     """Derive the state of an estimator from its hidden values and slopes."""
-    copy(point, state.point)
+    copy(point, state.point[0])
     for k in range(len(hidden)):
-        copy(hidden[k][b, e], state.hidden[k])
-        copy(slopes[k][b, e], state.slopes[k])
+        copy(slopes[k][b, e], state.slopes[k][0])
     for k in range(len(hidden)):
+        known = hidden[k][b, e]
         values, active, passed, alive = (
-            state.hidden[k],
-            state.active[k],
-            state.passed[k],
-            state.alive[k],
+            state.hidden[k][0],
+            state.active[k][0],
+            state.passed[k][0],
+            state.alive[k][0],
         )
-        slope = state.slopes[k + 1] if k + 1 < len(hidden) else outer
+        slope = state.slopes[k + 1][0] if k + 1 < len(hidden) else outer
         zero = values.dtype.type(0)
         channels = len(values) // len(alive)
         for j in range(len(values)):
-            active[j] = max(values[j], zero)
-            passed[j] = slope[j] if active[j] > 0 else zero
+            values[j] = known[j]
+            active[j] = max(known[j], zero)
+            passed[j] = slope[j] if known[j] > 0 else zero
         for p in range(len(alive)):
             part = passed[p * channels : (p + 1) * channels]
             living = 0
@@ -142,15 +143,16 @@ def _begin(
 
 
 @compiled
-def _copy_state(state: State, other: State) -> None:
-    """Make the other state equal to this one."""
-    copy(state.point, other.point)
+def _copy_state(state: State, at: int) -> None:
+    """Know of the other point what is known of this one."""
+    other = 1 - at
+    copy(state.point[at], state.point[other])
     for k in range(len(state.hidden)):
-        copy(state.hidden[k], other.hidden[k])
-        copy(state.slopes[k], other.slopes[k])
-        copy(state.active[k], other.active[k])
-        copy(state.passed[k], other.passed[k])
-        copy(state.alive[k], other.alive[k])
+        copy(state.hidden[k][at], state.hidden[k][other])
+        copy(state.slopes[k][at], state.slopes[k][other])
+        copy(state.active[k][at], state.active[k][other])
+        copy(state.passed[k][at], state.passed[k][other])
+        copy(state.alive[k][at], state.alive[k][other])
 
 
 @compiled
@@ -181,11 +183,11 @@ def _moved(value: float, slope: float, half: float, lower: float, upper: float) 
 
 @compiled
 def _look(
-    here: State, there: State, lower: Array, upper: Array, size: float, moved: Array
+    state: State, at: int, lower: Array, upper: Array, size: float, moved: Array
 ) -> tuple[float, float]:
-    """Find out where a step leads from here, and in how many coordinates that differs from both."""
+    """Find out where a step leads, and in how many coordinates that differs from either point."""
     half, one = moved.dtype.type(size / 2), moved.dtype.type(1)
-    point, other, slope = here.point, there.point, here.slopes[0]
+    point, other, slope = state.point[at], state.point[1 - at], state.slopes[0][at]
     near = far = one - one  # numbers of the same size as the coordinates are counted fastest
     for j in range(len(point)):
         value = _moved(point[j], slope[j], half, lower[j], upper[j])
