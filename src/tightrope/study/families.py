@@ -25,7 +25,7 @@ _TINY = {"ibp": 4, "pgd": 14, "sabr": 22, "taps": 16, "staps": 32}
 _CNN3 = {"ibp": 4, "pgd": 10, "sabr": 12, "mtl-ibp": 6, "taps": 28, "staps": 32}
 _CNN7 = {"ibp": 8, "pgd": 20, "sabr": 25, "mtl-ibp": 15, "taps": 40, "staps": 50}
 # By ReLUs in the classifier.
-_NARROW = (8, 10, 12, 16, 20, 26, 32)
+_NARROW = (5, 8, 11, 15, 20, 25, 30)
 
 SETTINGS = ("mnist-0.1", "mnist-0.3", "cifar10-2-255", "cifar10-8-255", "tinyimagenet-1-255")
 RADIUS = {
@@ -91,13 +91,14 @@ def laptop(setting: str, net: str, method: str, **options: Any) -> Plan:
 
 
 def narrow(relus: int) -> Plan:
-    """A CNN7 of half the laptop presets' width, trained with any split: the attack is longer
-    the more of the network it covers.
+    """A CNN7 of half the laptop presets' width, on half their data, with any split.
+
+    The more of the network the latent attack covers, the longer it takes.
     """
     plan = Plan(
         "narrow-taps",
         "laptop/mnist-0.1-cnn7-taps",
-        {"width": 8, "hidden": 64},
+        {"train_samples": 10_000, "width": 8, "hidden": 64},
         certify={"eps": "0.1", "samples": 500, "timeout": 3.0, "stages": STAGES},
         estimate={"estimators": CHEAP, "samples": 1000},
         minutes=_NARROW[relus],
