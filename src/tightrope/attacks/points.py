@@ -9,6 +9,7 @@ shuffle, and costs as little as the forward pass.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from tightrope.attacks.pgd import Network
 from tightrope.graph import Graph, evaluate, ops
-from tightrope.graph.dense import pays
+from tightrope.graph.dense import convolution_matrix, multiply, pays
 from tightrope.graph.graph import Rules
 
 # Above this many input channels the library's own backward pass is the faster one.
@@ -54,8 +55,13 @@ def prepare(graph: Graph) -> tuple[Graph, Rules]:
         output: Tensor = _Reshape.apply(x, op.shape)
         return output
 
+    # The weights stay the same, so each matrix is made once.
+    matrix = cache(convolution_matrix)
+
     def convolve(op: ops.Conv2d, x: Tensor) -> Tensor:
-        if op not in kernels or not torch.is_grad_enabled() or pays(op, x):
+        if pays(op, x):
+            return multiply(op, x, *matrix(op, tuple(x.shape[1:])))
+        if op not in kernels or not torch.is_grad_enabled():
             result: Tensor = evaluate.RULES[ops.Conv2d](op, x)
             return result
         output: Tensor = _Convolution.apply(x, op, kernels[op])

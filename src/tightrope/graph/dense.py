@@ -39,7 +39,11 @@ def convolve(op: ops.Conv2d, x: Tensor) -> Tensor:
     """Evaluate a convolution in whichever way is faster."""
     if not pays(op, x):
         return F.conv2d(x, op.weight, op.bias, op.stride, op.padding, op.dilation, op.groups)
-    matrix, bias = convolution_matrix(op, tuple(x.shape[1:]))
+    return multiply(op, x, *convolution_matrix(op, tuple(x.shape[1:])))
+
+
+def multiply(op: ops.Conv2d, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """Evaluate a convolution by its matrix."""
     outputs = F.linear(x.flatten(1), matrix, bias)
     height = x.shape[2] + 2 * op.padding[0] - op.dilation[0] * (op.weight.shape[2] - 1) - 1
     return outputs.view(len(x), len(op.weight), height // op.stride[0] + 1, -1)
