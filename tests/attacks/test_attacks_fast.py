@@ -13,8 +13,8 @@ from networks import networks
 from numba import njit
 from torch import Tensor, nn
 
-from tightrope.attacks import attack_margins, increments, latent, latent_steps
-from tightrope.attacks.increments import chain
+from tightrope.attacks import attack_margins, chains, increments, latent, latent_steps
+from tightrope.attacks.chains import chain
 from tightrope.attacks.latent import wrong_classes
 from tightrope.attacks.pgd import Steps
 from tightrope.attacks.rows_kernel import add_rows, add_runs
@@ -25,14 +25,25 @@ from tightrope.graph.dense import convolution_matrix
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CLASSES = 4
+# Hidden layers: convolutions, or linear ones.
+DEPTHS = [(True,), (False,), (True, True), (True, False), (True, True, False)]
+# Reduced to what can change; changes followed from the first step on, or after steps in full.
+WAYS = ("reduced", "followed", "in full first")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def always_followed() -> object:
     """Follow changes in small networks, too. (A module's fixture, as hypothesis wants it.)"""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(increments, "SMALLEST_WORK", 0)
+        patch.setattr(chains, "SMALLEST_WORK", 0)
         yield
+
+
+def go(way: str, patch: pytest.MonkeyPatch) -> None:
+    """Attack small networks in one of the ways."""
+    patch.setattr(chains, "LARGEST_REDUCED", 1 << 60 if way == "reduced" else 0)
+    patch.setattr(chains, "DEEPEST_REDUCED", 1 << 60)
+    patch.setattr(increments, "LARGEST_CACHED", 1 << 60 if way == "followed" else 0)
 
 
 def shifted(layer: nn.Module) -> nn.Module:
@@ -44,13 +55,13 @@ def shifted(layer: nn.Module) -> nn.Module:
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    """Draw one or two convolutions or linear layers with ReLUs, and a linear layer."""
+def drawn_chains(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
+    """Draw up to three convolutions or linear layers with ReLUs, and a linear layer."""
     torch.manual_seed(draw(st.integers(0, 10**6)))
     shape = (draw(st.integers(1, 3)), draw(st.integers(2, 7)), draw(st.integers(2, 7)))
     layers: list[nn.Module] = []
     size: tuple[int, ...] = shape
-    for convolution in draw(st.sampled_from([(True,), (False,), (True, True), (True, False)])):
+    for convolution in draw(st.sampled_from(DEPTHS)):
         biased, outputs = draw(st.booleans()), draw(st.integers(1, 4))
         if convolution:
             stride = tuple(draw(st.integers(1, 3)) for _ in range(2))
@@ -104,42 +115,34 @@ def assert_same_margins(graph: Graph, box: Box, labels: Tensor, **options: objec
 
 @settings(max_examples=150)
 @given(
-    drawn=chains(),
+    drawn=drawn_chains(),
     flat=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     scale=st.sampled_from([0.01, 0.5, 4.0]),
-    cached=st.booleans(),
-    matrix=st.booleans(),
+    way=st.sampled_from(WAYS),
 )
 def test_following_changes_finds_the_margins_of_plain_attacks(
-    drawn: tuple[nn.Module, tuple[int, ...]], flat: float, scale: float, cached: bool, matrix: bool
+    drawn: tuple[nn.Module, tuple[int, ...]], flat: float, scale: float, way: str
 ) -> None:
-    """From the first step on or after steps in full, by windows or by matrices."""
     module, shape = drawn
     graph = trace(module, shape)
     assert chain(graph) is not None
     with pytest.MonkeyPatch.context() as patch:
-        if not cached:
-            patch.setattr(increments, "LARGEST_CACHED", 0)
-        if not matrix:
-            patch.setattr(increments, "LARGEST_MATRIX", 0)
+        go(way, patch)
         box, labels = boxes(shape, flat, scale), torch.tensor([0, 3, 1])
         assert_same_margins(graph, box, labels, steps=latent_steps(12, 0.3))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 20])
-@pytest.mark.parametrize("cached", [0, 1 << 60])
-@pytest.mark.parametrize("matrix", [0, 1 << 60])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("geometry", [(3, 2, 1), (5, 2, 2), (4, 3, 1), (3, 1, 1)])
 def test_the_points_themselves_are_those_of_plain_attacks(
     count: int,
-    cached: int,
-    matrix: int,
+    way: str,
     geometry: tuple[int, int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also coordinates without a gradient, which stay where they began."""
-    monkeypatch.setattr(increments, "LARGEST_CACHED", cached)
-    monkeypatch.setattr(increments, "LARGEST_MATRIX", matrix)
+    go(way, monkeypatch)
     torch.manual_seed(0)
     convolution = nn.Conv2d(2, 3, *geometry)
     hidden = convolution(torch.zeros(1, 2, 6, 6)).numel()
@@ -160,11 +163,10 @@ def test_the_points_themselves_are_those_of_plain_attacks(
     assert ((plain == start) & (box.upper > box.lower).unsqueeze(1)).any()
 
 
-@pytest.mark.parametrize("cached", [0, 1 << 60])
-def test_points_that_go_to_and_fro(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_points_that_go_to_and_fro(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of one size end between two points; the best of them is the plain attack's."""
-    monkeypatch.setattr(increments, "LARGEST_CACHED", cached)
-    monkeypatch.setattr(increments, "LARGEST_MATRIX", 0)
+    go(way, monkeypatch)
     torch.manual_seed(0)
     convolutions = nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 6, 3, 1, 1), nn.ReLU()
     module = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(96, CLASSES)).double()
@@ -260,7 +262,7 @@ def test_small_classifiers_are_evaluated_in_full(monkeypatch: pytest.MonkeyPatch
         (products, False, 1),
         (products, True, 0),
     ):
-        monkeypatch.setattr(increments, "SMALLEST_WORK", smallest)
+        monkeypatch.setattr(chains, "SMALLEST_WORK", smallest)
         attack_margins(graph, box, labels, steps=steps, plain=plain)
         assert len(calls) == expected
         calls.clear()
@@ -321,8 +323,8 @@ def test_starts_are_uniform_in_the_box_on_any_number_of_threads() -> None:
     for threads in (1, 3):
         torch.manual_seed(1)
         with ThreadPoolExecutor(threads) as pool:
-            drawn.append(increments._draw(box, 300, pool))
-            again = increments._draw(box, 300, pool)
+            drawn.append(chains._draw(box, 300, pool))
+            again = chains._draw(box, 300, pool)
     points = drawn[0]
     assert torch.equal(points, drawn[1]) and not torch.equal(points, again)
     low, width = box.lower.unsqueeze(1), (box.upper - box.lower).unsqueeze(1)

@@ -13,7 +13,7 @@ from tightrope.attacks import (
     Steps,
     attack_loss,
     attack_margins,
-    increments,
+    chains,
     latent_steps,
     pgd,
     wrong_classes,
@@ -67,7 +67,7 @@ def make(kind: str, classes: int = 4, count: int = 5) -> tuple[nn.Module, Graph,
 @pytest.fixture(autouse=True)
 def always_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Follow changes in small classifiers, too."""
-    monkeypatch.setattr(increments, "SMALLEST_WORK", 0)
+    monkeypatch.setattr(chains, "SMALLEST_WORK", 0)
 
 
 def margins(module: nn.Module, points: Tensor, labels: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ def test_every_restart_draws_anew(kind: str, monkeypatch: pytest.MonkeyPatch) ->
         return draws[-1]
 
     monkeypatch.setattr(Box, "sample", spy)
-    monkeypatch.setattr(increments, "_draw", lambda box, count, _pool: spy(box, count))
+    monkeypatch.setattr(chains, "_draw", lambda box, count, _pool: spy(box, count))
     start = real(box, 3)
     options = {"steps": Steps(0), "start": start}
     first = attack_margins(graph, box, labels, restarts=1, **options)

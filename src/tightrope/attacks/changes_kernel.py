@@ -16,24 +16,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numba import njit
-from numpy.typing import NDArray
-
+from tightrope.attacks.compiling import Array, compiled
 from tightrope.attacks.rows_kernel import add_rows, add_runs
 
-Array = NDArray[Any]
 TOGETHER = 32  # rows that are added up together: those in use should stay in the cache
 MANY = 4  # a share of one in so many values, changed, is worth looking at all windows
-
-
-def compiled(function: Any) -> Any:
-    """Compile a function when it is first called, for this and later processes."""
-    # Sums may be reordered and contracted, as in the library's own kernels.
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}}
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no place for a cache that we may write to
-        return njit(**options)(function)
 
 
 class Joint(NamedTuple):
@@ -57,7 +44,6 @@ class Layer(NamedTuple):
     backwards: Joint
     columns: Array  # [patch, outputs]: weights, where few channels are below; or no rows
     patches: Array  # [windows, n, 3]: first value, first one of the patch, how many; or zeros
-    anew: bool  # whether gradients below it are computed from those behind it, not from changes
 
 
 class State(NamedTuple):
@@ -182,28 +168,10 @@ def backwards(
     """Carry changes of the gradient behind the last layer down to the point."""
     for k in range(len(layers) - 1, -1, -1):
         layer, slope, stale = layers[k], state.slopes[k][at], changes.stale[k]
-        if not layer.anew:
-            _spread(count, layer.backwards, slope, stale, changes, (k + 1) % 2)
-            _silence(count, layer, state, at, k, changes)
-        elif count:
-            _renew(layer.backwards, state, at, k, changes)
-            _fill(stale, True)
+        _spread(count, layer.backwards, slope, stale, changes, (k + 1) % 2)
+        _silence(count, layer, state, at, k, changes)
         if k:
             count = _gradients(state, at, k - 1, changes)
-
-
-@compiled
-def _renew(joint: Joint, state: State, at: int, k: int, changes: Changes) -> None:
-    """Compute the gradient below layer k, which is one window, from the one behind it."""
-    slope, passed = state.slopes[k][at], state.passed[k][at]
-    places, amounts = changes.places[0], changes.amounts[0]
-    count = 0
-    for j in range(len(passed)):
-        places[count], amounts[count] = j, passed[j]
-        count += passed[j] != 0
-    _fill(slope, 0)
-    nothing = count - count
-    add_rows(slope, joint.weights, nothing, joint.picks, places, amounts, nothing, count)
 
 
 @compiled

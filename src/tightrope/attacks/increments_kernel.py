@@ -10,16 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tightrope.attacks.changes_kernel import (
-    Array,
-    Changes,
-    Layer,
-    State,
-    backwards,
-    compiled,
-    copy,
-    forwards,
-)
+from tightrope.attacks.changes_kernel import Changes, Layer, State, backwards, copy, forwards
+from tightrope.attacks.compiling import Array, compiled
 
 BLOCK = 16  # coordinates that are looked at together
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from tightrope.attacks.chains import attack_chain, chain
 from tightrope.attacks.goals import CrossEntropy, Targeted
-from tightrope.attacks.increments import attack_chain, chain
 from tightrope.attacks.pgd import NetworkLandscape, Search, Steps, climb, pgd
 from tightrope.attacks.points import for_points
 from tightrope.box import Box, spread
@@ -72,8 +72,7 @@ def attack_margins(
 
     `memory` is the number of bytes to use besides the points themselves, by default what suits
     the processor; it does not change the result. On a CPU, networks of affine layers and ReLUs
-    are evaluated by what changes from step to step: less work for the same result, unless
-    `plain`.
+    are reduced to what changes (`chains`): less work for the same result, unless `plain`.
     """
     box, classifier = box.detach(), classifier.detach()
     start = None if start is None else start.detach()

@@ -7,38 +7,21 @@ above it, or a window to the pixels below it, is then a few runs of neighbouring
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch.nn.functional as F
-from numpy.typing import NDArray
-from torch import Tensor
 
+from tightrope.attacks.chains import Array, Shape
 from tightrope.graph import ops
-from tightrope.graph.dense import convolution_matrix
 
 if TYPE_CHECKING:  # the compiler takes a while to load
     from tightrope.attacks.changes_kernel import Layer
-
-Shape = tuple[int, ...]
-Array = NDArray[Any]
 
 # Runs of fewer numbers than this are not worth a sum of their own.
 SHORT = 8
 # With fewer channels than this, few changes go to the same windows.
 FEW = 8
-
-
-def flat(t: Tensor, lead: int) -> Tensor:
-    """Flatten all but the leading dimensions, channels last."""
-    return t.movedim(lead, -1).flatten(lead) if t.dim() == lead + 3 else t
-
-
-def image(t: Tensor, shape: Shape) -> Tensor:
-    """Undo `flat`."""
-    if len(shape) == 1:
-        return t
-    return t.unflatten(-1, (*shape[1:], shape[0])).movedim(-1, -3)
 
 
 def window_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
@@ -74,25 +57,11 @@ def window_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
         Joint(*below, short=_short(downwards, channels)),
         columns.contiguous().numpy(),
         downwards * channels,
-        anew=False,
     )
 
 
 def _short(runs: Array, channels: int) -> bool:
     return bool(runs[..., 2].max() * channels < SHORT)
-
-
-def matrix_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
-    """Lay out a small layer as one matrix."""
-    if isinstance(op, ops.Conv2d):
-        matrix, _ = convolution_matrix(op, shape)
-        by_channel = matrix.T.unflatten(1, (len(op.weight), -1))
-        matrix = by_channel.transpose(1, 2).flatten(1).T
-    else:
-        matrix = op.weight
-    matrix = flat(matrix.unflatten(1, shape), 1)
-    layer = window_layer(ops.Linear(matrix, None), matrix.shape[1:])
-    return layer._replace(anew=True)
 
 
 class _Windows(NamedTuple):
