@@ -13,7 +13,15 @@ from networks import networks
 from numba import njit
 from torch import Tensor, nn
 
-from tightrope.attacks import attack_margins, chains, increments, latent, latent_steps
+from tightrope.attacks import (
+    attack_margins,
+    chains,
+    increments,
+    last_layer,
+    latent,
+    latent_steps,
+    layouts,
+)
 from tightrope.attacks.chains import chain
 from tightrope.attacks.latent import wrong_classes
 from tightrope.attacks.pgd import Steps
@@ -26,9 +34,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 CLASSES = 4
 # Hidden layers: convolutions, or linear ones.
-DEPTHS = [(True,), (False,), (True, True), (True, False), (True, True, False)]
-# Reduced to what can change; changes followed from the first step on, or after steps in full.
-WAYS = ("reduced", "followed", "in full first")
+DEPTHS = [(True,), (False,), (True, True), (True, False), (False, False), (True, True, False)]
+# Reduced to what can change; changes followed from the first step on, or after steps in full; the
+# last layer without what cannot flip.
+WAYS = ("reduced", "followed", "in full first", "narrowed")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,6 +53,9 @@ def go(way: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chains, "LARGEST_REDUCED", 1 << 60 if way == "reduced" else 0)
     patch.setattr(chains, "DEEPEST_REDUCED", 1 << 60)
     patch.setattr(increments, "LARGEST_CACHED", 1 << 60 if way == "followed" else 0)
+    patch.setattr(last_layer, "SMALLEST", 0 if way == "narrowed" else 1 << 60)
+    if way == "narrowed":
+        patch.setattr(layouts, "FEW", 0)
 
 
 def shifted(layer: nn.Module) -> nn.Module:

@@ -23,6 +23,8 @@ from tightrope.attacks.pgd import Steps
 from tightrope.box import Box
 from tightrope.graph import Graph, ops
 
+# Numbers that the compiled loops are for.
+FOLLOWED = (torch.float32, torch.float64)
 # Classifiers with fewer products than this are evaluated in full faster.
 SMALLEST_WORK = 1 << 11
 # Those with at most this many, and so many hidden layers, are reduced.

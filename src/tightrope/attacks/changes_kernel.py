@@ -83,6 +83,23 @@ def _fill(target: Array, value: Any) -> None:
 
 
 @compiled
+def narrow(
+    forwards: Array, backwards: Array, kept: Array, direct: Array, upwards: Array, downwards: Array
+) -> None:
+    """Collect the weights of some neurons of a linear layer, and those of some linear functions."""
+    for i in range(len(forwards)):
+        source, goal = forwards[i], upwards[i]
+        for j in range(len(kept)):
+            goal[j] = source[kept[j]]
+        for e in range(len(direct)):
+            goal[len(kept) + e] = direct[e, i]
+    for j in range(len(kept)):
+        copy(backwards[kept[j]], downwards[j])
+    for e in range(len(direct)):
+        copy(direct[e], downwards[len(kept) + e])
+
+
+@compiled
 def forwards(
     state: State, at: int, layers: tuple[Layer, ...], outer: Array, count: int, changes: Changes
 ) -> int:

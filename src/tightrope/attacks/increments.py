@@ -17,12 +17,14 @@ from torch import Tensor
 
 from tightrope.attacks.chains import Array, Task, bias, flat, image
 from tightrope.attacks.goals import Targeted
+from tightrope.attacks.last_layer import LastLayer, narrows
 from tightrope.attacks.layouts import window_layer
 from tightrope.attacks.pgd import WIDTH
 from tightrope.attacks.points import prepare
 
 if TYPE_CHECKING:  # the compiler takes a while to load
-    from tightrope.attacks.changes_kernel import Changes, State
+    from tightrope.attacks.changes_kernel import Changes, Layer, State
+    from tightrope.attacks.increments_kernel import Readout
 
 # The weights of a small layer stay in the processor's cache.
 LARGEST_CACHED = 1 << 16
@@ -38,8 +40,8 @@ class Increments:
         self.graph, self.rules = prepare(task.chain.classifier)
         *layers, last = task.chain.layers
         self.layers = tuple(map(window_layer, layers, self.shapes[:-1]))
-        self.rows = flat(last.weight.unflatten(1, self.shapes[-1]), 1).contiguous()
-        self.offsets = bias(last)
+        rows = flat(last.weight.unflatten(1, self.shapes[-1]), 1).contiguous()
+        self.readout = rows.numpy(), bias(last).numpy()
         self.sizes = np.array(task.steps.sizes())
         # While points can still cross the box, most of them move, and full products are faster,
         # unless all weights stay in the cache.
@@ -57,36 +59,52 @@ class Increments:
         self, piece: slice, points: Tensor, best: Tensor, scores: Tensor, size: float | None
     ) -> None:
         """Take one step of some size, or all steps that are left."""
-        from tightrope.attacks import increments_kernel as kernel
+        from tightrope.attacks.increments_kernel import Readout, step
 
-        hidden, slopes = self._observe(points[piece], piece)
-        # Two states of a large network would not fit into the cache.
-        two = len(self.layers) >= SMALLEST_DEPTH and not self.full
-        crossing = self.crossing if two else len(self.sizes)
-        last = (self.rows.numpy(), self.offsets.numpy())
         task = self.task
-        each = (points, *task.box.corners, best, scores, task.labels, task.targets)
-        numbers = [t[piece].numpy() for t in each]
+        hidden, slopes = self._observe(points[piece], piece)
+        each = (points, *task.box.corners, best, scores)
+        search = [t[piece].numpy() for t in each]
+        labels, targets = task.labels[piece].numpy(), task.targets[piece].numpy()
+        last = None
+        if size is None and self.full and narrows(task, self.layers[-1]):
+            last = LastLayer(task, self.layers[-1], piece, torch.from_numpy(hidden[-2]).relu())
 
         def run(part: slice) -> None:
-            *search, labels, targets = (t[part] for t in numbers)
-            readout = kernel.Readout(*last, labels, targets)
+            readout = Readout(*self.readout, labels[part], targets[part])
+            mine = [t[part] for t in search]
             if size is not None:
-                kernel.step(*search, hidden[-1][part], slopes[0][part], readout, size)
-                return
-            kernel.climb(
-                *search,
-                tuple(t[part] for t in hidden),
-                tuple(t[part] for t in slopes),
-                self.layers,
-                readout,
-                self.sizes[self.full :],
-                crossing,
-                self._state(points.dtype),
-                self._changes(points.dtype),
-            )
+                step(*mine, hidden[-1][part], slopes[0][part], readout, size)
+            elif last is None:
+                seen, below = ([t[part] for t in values] for values in (hidden, slopes))
+                self._climb(mine, seen, below, self.layers, readout)
+            else:
+                for b in range(*part.indices(len(labels))):
+                    layer, readout, behind = last.of(b, hidden[-1][b])
+                    one = slice(b, b + 1)
+                    mine, seen, below = ([t[one] for t in v] for v in (search, hidden, slopes))
+                    seen[-1] = behind[None]
+                    self._climb(mine, seen, below, (*self.layers[:-1], layer), readout)
 
-        list(task.pool.map(run, task.share(len(numbers[0]))))
+        list(task.pool.map(run, task.share(len(labels))))
+
+    def _climb(
+        self,
+        search: list[Array],
+        hidden: list[Array],
+        slopes: list[Array],
+        layers: tuple[Layer, ...],
+        readout: Readout,
+    ) -> None:
+        """Follow changes through all steps that are left."""
+        from tightrope.attacks.increments_kernel import climb
+
+        # Two states of a large network would not fit into the cache.
+        two = len(layers) >= SMALLEST_DEPTH and not self.full
+        crossing = self.crossing if two else len(self.sizes)
+        room = self._state(hidden), self._changes(hidden)
+        steps = self.sizes[self.full :], crossing
+        climb(*search, tuple(hidden), tuple(slopes), layers, readout, *steps, *room)
 
     def _observe(self, points: Tensor, piece: slice) -> tuple[list[Array], list[Array]]:
         """Return the pre-activations, and the gradients of the margins, of all layers."""
@@ -110,14 +128,14 @@ class Increments:
     def _windows(self) -> list[int]:
         return [len(layer.backwards.runs) for layer in self.layers]
 
-    def _state(self, dtype: torch.dtype) -> State:
+    def _state(self, hidden: list[Array]) -> State:
         """Make room for the state of one estimator at two points."""
         from tightrope.attacks.changes_kernel import State
 
-        point, *behind = [math.prod(shape) for shape in self.shapes]
+        point, behind = math.prod(self.shapes[0]), [t.shape[2] for t in hidden]
 
         def room(sizes: list[int]) -> tuple[Array, ...]:
-            return tuple(torch.empty(2, n, dtype=dtype).numpy() for n in sizes)
+            return tuple(np.empty((2, n), hidden[0].dtype) for n in sizes)
 
         return State(
             point=room([point])[0],
@@ -128,21 +146,21 @@ class Increments:
             alive=tuple(np.zeros((2, n), np.int64) for n in self._windows),
         )
 
-    def _changes(self, dtype: torch.dtype) -> Changes:
+    def _changes(self, hidden: list[Array]) -> Changes:
         """Make room for what changes in one step."""
         from tightrope.attacks.changes_kernel import Changes
 
-        values = [math.prod(shape) for shape in self.shapes]
+        dtype, values = hidden[0].dtype, [math.prod(self.shapes[0]), *(t.shape[2] for t in hidden)]
         # Behind the first level, the pixels are the windows of the layer before.
         first = math.prod(self.shapes[0][1:])
         joints = [joint for layer in self.layers for joint in (layer.forwards, layer.backwards)]
         patches = [joint.weights.shape[1] for joint in joints if joint.short]
         return Changes(
-            moved=torch.empty(values[0], dtype=dtype).numpy(),
+            moved=np.empty(values[0], dtype),
             touched=tuple(np.zeros(n, np.bool_) for n in self._windows),
             stale=tuple(np.zeros(n, np.bool_) for n in [first, *self._windows[:-1]]),
             places=np.empty((2, max(values)), np.int64),
-            amounts=torch.empty((2, max(values)), dtype=dtype).numpy(),
-            dense=torch.zeros(max(values), dtype=dtype).numpy(),
-            patch=torch.empty(max(patches, default=0), dtype=dtype).numpy(),
+            amounts=np.empty((2, max(values)), dtype),
+            dense=np.zeros(max(values), dtype),
+            patch=np.empty(max(patches, default=0), dtype),
         )

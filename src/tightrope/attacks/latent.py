@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tightrope.attacks.chains import attack_chain, chain
+from tightrope.attacks.chains import FOLLOWED, attack_chain, chain
 from tightrope.attacks.goals import CrossEntropy, Targeted
 from tightrope.attacks.pgd import NetworkLandscape, Search, Steps, climb, pgd
 from tightrope.attacks.points import for_points
@@ -22,8 +22,6 @@ from tightrope.graph import Graph
 
 # Larger pieces than this many bytes are no faster on common processors.
 MEMORY = 512 << 20
-# Numbers that changes are followed in.
-FOLLOWED = (torch.float32, torch.float64)
 
 
 def latent_steps(

@@ -12,7 +12,8 @@ import numpy as np
 
 from tightrope.attacks.compiling import Array, compiled
 from tightrope.attacks.lanes_kernel import LANES, add_products, choose, gather, is_zero, scatter
-from tightrope.attacks.reduction_kernel import Layer, Reduced, Sample, pull_back, reduce
+from tightrope.attacks.reduction_kernel import Reduced, Sample, pull_back, reduce
+from tightrope.attacks.windows import Layer
 
 
 class Readout(NamedTuple):

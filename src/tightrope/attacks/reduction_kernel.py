@@ -18,20 +18,10 @@ import numpy as np
 
 from tightrope.attacks.compiling import Array, compiled
 from tightrope.attacks.lanes_kernel import LANES, is_zero, scatter
+from tightrope.attacks.stability import ACTIVE, UNSTABLE
+from tightrope.attacks.windows import Layer
 
-DEAD, ACTIVE, UNSTABLE = 0, 1, 2
 TILE = 256  # taps of a large window whose columns are filled together: they fit the cache
-
-
-class Layer(NamedTuple):
-    """An affine layer: every channel looks at every window.
-
-    Its outputs are [windows, channels], flattened; so are the values before it.
-    """
-
-    taps: Array  # [windows, taps]: values below the window; one past the last for padding
-    weights: Array  # [channels, taps]
-    biases: Array  # [channels]
 
 
 class Sample(NamedTuple):
