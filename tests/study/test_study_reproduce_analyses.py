@@ -218,28 +218,40 @@ def test_trainability(tmp_path: Path) -> None:
 
 
 def test_connector(tmp_path: Path) -> None:
-    shapes = {"short-taps": (80, 82, 85, 84, 83), "equal-taps": (90, None, 90, None, 89)}
+    shapes = {"short-taps": (80, 85, 83), "equal-taps": (90, 90, 89)}
     for base, values in shapes.items():
-        for ending, value in zip(("0", "0.25", "", "0.75", "1"), values, strict=True):
-            if value is not None:
-                name = f"{base}-connector{ending}" if ending else base
-                margins = {"taps": robust(value), "natural": robust(value + 5)}
-                make_run(tmp_path, name, margins=margins)
+        for ending, value in zip(("-connector0", "", "-connector1"), values, strict=True):
+            # The seeds differ, by the same at every c; only their mean tells.
+            seeds = {"": 0, "-seed1": 6, "-seed2": -3} if base == "short-taps" else {"": 0}
+            for seed, shift in seeds.items():
+                margins = {"taps": robust(value + shift), "natural": robust(value + shift + 5)}
+                make_run(tmp_path, f"{base}{ending}{seed}", margins=margins)
     found = analyse("connector", tmp_path)
     assert verdicts(found) == [HOLDS, HOLDS, HOLDS, FAILS, FAILS, FAILS]
-    assert [row["taps"] for row in found.tables[0].rows][:5] == [80, 82, 85, 84, 83]
+    assert [row["taps"] for row in found.tables[0].rows] == [81, 86, 84, 90, 90, 89]
+    assert [row["seeds"] for row in found.tables[0].rows] == [3, 3, 3, 1, 1, 1]
+    assert "c = 0: 81.00 ± 4.58, c = 0.5: 86.00" in found.claims[0].evidence
 
 
 def test_estimators(tmp_path: Path) -> None:
     natural = {"equal-taps": 96, "equal-taps-single": 30}
     natural |= {"equal-taps-relus2": 96, "equal-taps-relus2-single": 97}
+    natural |= {f"short-taps{seed}": 90 + i for i, seed in enumerate(("", "-seed1", "-seed2"))}
     for name, value in natural.items():
         certified = value - 10.0
-        margins = {"natural": robust(value), "taps": robust(80)}
+        margins = {"natural": robust(value), "taps": robust(value - 20)}
         make_run(tmp_path, name, accuracies=(value, 90, certified), margins=margins)
     found = analyse("estimators", tmp_path)
-    assert verdicts(found) == [UNTESTED] * 3 + [HOLDS, HOLDS, HOLDS, FAILS, FAILS]
+    assert verdicts(found) == [UNTESTED] * 4 + [HOLDS] * 4 + [FAILS] * 3
     assert found.tables[0].rows[3]["paper_certified"] == 93.62
+    assert found.tables[0].rows[1]["certified"] == 81.0
+    for seed in ("", "-seed1", "-seed2"):
+        margins = {"natural": robust(91), "taps": robust(72)}
+        name = f"short-taps-single{seed}"
+        make_run(tmp_path, name, accuracies=(91, 90, 80.5), margins=margins)
+    again = analyse("estimators", tmp_path)
+    assert verdicts(again)[:4] == [HOLDS, FAILS, HOLDS, FAILS]  # natural accuracy is equal
+    assert again.claims[0].evidence == "single 80.50 ± 0.00, multi 81.00 ± 1.00 on 1000 samples"
 
 
 def test_attack_strength(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -191,6 +192,11 @@ class Measurements:
         except Missing:
             return None
 
+    def mean(self, names: Sequence[str], read: Callable[[Measured], float]) -> float | None:
+        """Return the mean over the runs that are there, None if there are none."""
+        values = [value for name in names if (value := self.value(name, read)) is not None]
+        return statistics.fmean(values) if values else None
+
     def reason(self, name: str) -> str:
         """Say why a run is not there."""
         if name in self.failures:
@@ -214,6 +220,12 @@ class Measurements:
         except Missing as missing:
             return Claim(text, where, Verdict.UNTESTED, str(missing))
         return Claim(text, where, Verdict.HOLDS if holds else Verdict.FAILS, evidence)
+
+
+def over_seeds(values: Sequence[float]) -> str:
+    """Return mean and standard deviation as text, a single value alone."""
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{spread}"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from tightrope.study import families
 from tightrope.study.experiment import Claim, Column, Experiment, Findings, Picture, Table, Value
-from tightrope.study.measured import Measured, Measurements
+from tightrope.study.measured import Measured, Measurements, over_seeds
 from tightrope.study.pictures import curves
 from tightrope.study.plans import Plan
 
@@ -15,19 +16,24 @@ WHERE = "Figure 8; Section 4.2"
 ALL = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def groups(scale: str) -> dict[str, dict[float, Plan]]:
-    """Return the plans by network and c."""
+# Tiny networks differ by less than their seeds do.
+SEEDS = range(3)
+
+
+def groups(scale: str) -> dict[str, dict[float, list[Plan]]]:
+    """Return the plans by network and c, one per seed."""
     if scale == "paper":
-        return {"mnist-0.3": {c: families.paper("mnist-0.3", "taps", connector=c) for c in ALL}}
+        return {"mnist-0.3": {c: [families.paper("mnist-0.3", "taps", connector=c)] for c in ALL}}
+    few = (0.0, 0.5, 1.0)
     return {
-        "tiny CNN3": {c: families.short(connector=c) for c in ALL},
-        "CNN3": {c: families.equal(connector=c) for c in (0.0, 0.5, 1.0)},
+        "tiny CNN3": {c: [families.short(connector=c, seed=s) for s in SEEDS] for c in few},
+        "CNN3": {c: [families.equal(connector=c)] for c in few},
     }
 
 
 def plans(scale: str) -> list[Plan]:
-    """One run per c."""
-    return [plan for group in groups(scale).values() for plan in group.values()]
+    """All seeds of every c."""
+    return [plan for group in groups(scale).values() for own in group.values() for plan in own]
 
 
 def analyse(runs: Measurements) -> Findings:
@@ -35,6 +41,7 @@ def analyse(runs: Measurements) -> Findings:
     columns = (
         Column("network", "network"),
         Column("c", "c", "g"),
+        Column("seeds", "seeds", "d"),
         Column("taps", "TAPS accuracy"),
         Column("natural", "natural"),
         Column("certified", "certified"),
@@ -44,58 +51,57 @@ def analyse(runs: Measurements) -> Findings:
     claims: list[Claim] = []
     drawn: dict[str, Any] = {}
     for network, group in groups(runs.scale).items():
-        own = [_row(runs, network, c, plan) for c, plan in group.items()]
+        own = [_row(runs, network, c, [plan.name for plan in p]) for c, p in group.items()]
         rows += own
         claims += _claims(runs, network, group)
         if any(row["taps"] is not None for row in own):
             drawn[network] = own
-    title = "Effect of c, % (the paper shows it as curves only)"
+    title = "Effect of c, %, means over seeds (the paper shows it as curves only)"
     pictures = (Picture("connector", lambda plt: _draw(plt, drawn)),) if drawn else ()
     return Findings((Table("connector", title, columns, tuple(rows)),), tuple(claims), pictures)
 
 
-def _row(runs: Measurements, network: str, c: float, plan: Plan) -> dict[str, Value]:
+def _row(runs: Measurements, network: str, c: float, names: list[str]) -> dict[str, Value]:
     return {
         "network": network,
         "c": c,
-        "taps": runs.value(plan.name, lambda run: run.accuracy("taps")),
-        "natural": runs.value(plan.name, lambda run: run.accuracy("natural")),
-        "certified": runs.value(plan.name, lambda run: run.certified),
-        "samples": runs.value(plan.name, lambda run: run.samples),
+        "seeds": sum(runs.get(name) is not None for name in names),
+        "taps": runs.mean(names, lambda run: run.accuracy("taps")),
+        "natural": runs.mean(names, lambda run: run.accuracy("natural")),
+        "certified": runs.mean(names, lambda run: run.certified),
+        "samples": runs.value(names[0], lambda run: run.samples),
     }
 
 
-def _claims(runs: Measurements, network: str, group: dict[float, Plan]) -> list[Claim]:
-    names, values = [plan.name for plan in group.values()], list(group)
+def _claims(runs: Measurements, network: str, group: dict[float, list[Plan]]) -> list[Claim]:
+    tested = {
+        "TAPS accuracy is highest at c = 0.5.": ("taps", 0.5, max),
+        "the binary connector, c = 0, has the lowest TAPS accuracy.": ("taps", 0.0, min),
+        "the binary connector, c = 0, has the lowest natural accuracy.": ("natural", 0.0, min),
+    }
+    names = [plan.name for own in group.values() for plan in own]
+    values = [c for c, own in group.items() for _ in own]
     return [
         runs.judge(
-            f"{network}: TAPS accuracy is highest at c = 0.5.",
+            f"{network}: {text}",
             "Figure 8",
             names,
-            lambda *found: _extreme(values, found, "taps", 0.5, max),
-        ),
-        runs.judge(
-            f"{network}: the binary connector, c = 0, has the lowest TAPS accuracy.",
-            "Figure 8",
-            names,
-            lambda *found: _extreme(values, found, "taps", 0.0, min),
-        ),
-        runs.judge(
-            f"{network}: the binary connector, c = 0, has the lowest natural accuracy.",
-            "Figure 8",
-            names,
-            lambda *found: _extreme(values, found, "natural", 0.0, min),
-        ),
+            lambda *found, how=how: _extreme(values, found, *how),
+        )
+        for text, how in tested.items()
     ]
 
 
 def _extreme(
     values: Sequence[float], found: Sequence[Measured], what: str, at: float, best: Any
 ) -> tuple[bool, str]:
-    by = dict(zip(values, (run.accuracy(what) for run in found), strict=True))
-    text = ", ".join(f"c = {c:g}: {value:.2f}" for c, value in by.items())
-    alone = sum(value == by[at] for value in by.values()) == 1
-    return alone and by[at] == best(by.values()), text
+    by: dict[float, list[float]] = {}
+    for c, run in zip(values, found, strict=True):
+        by.setdefault(c, []).append(run.accuracy(what))
+    text = ", ".join(f"c = {c:g}: {over_seeds(own)}" for c, own in by.items())
+    means = {c: fmean(own) for c, own in by.items()}
+    alone = sum(value == means[at] for value in means.values()) == 1
+    return alone and means[at] == best(means.values()), text
 
 
 def _draw(plt: Any, drawn: dict[str, Any]) -> Any:
