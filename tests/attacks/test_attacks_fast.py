@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tightrope.attacks import (
     attack_margins,
+    chain_attack,
     chains,
     increments,
     last_layer,
@@ -335,8 +336,8 @@ def test_starts_are_uniform_in_the_box_on_any_number_of_threads() -> None:
     for threads in (1, 3):
         torch.manual_seed(1)
         with ThreadPoolExecutor(threads) as pool:
-            drawn.append(chains._draw(box, 300, pool))
-            again = chains._draw(box, 300, pool)
+            drawn.append(chain_attack._draw(box, 300, pool))
+            again = chain_attack._draw(box, 300, pool)
     points = drawn[0]
     assert torch.equal(points, drawn[1]) and not torch.equal(points, again)
     low, width = box.lower.unsqueeze(1), (box.upper - box.lower).unsqueeze(1)

@@ -13,6 +13,7 @@ from tightrope.attacks import (
     Steps,
     attack_loss,
     attack_margins,
+    chain_attack,
     chains,
     latent_steps,
     pgd,
@@ -290,7 +291,7 @@ def test_every_restart_draws_anew(kind: str, monkeypatch: pytest.MonkeyPatch) ->
         return draws[-1]
 
     monkeypatch.setattr(Box, "sample", spy)
-    monkeypatch.setattr(chains, "_draw", lambda box, count, _pool: spy(box, count))
+    monkeypatch.setattr(chain_attack, "_draw", lambda box, count, _pool: spy(box, count))
     start = real(box, 3)
     options = {"steps": Steps(0), "start": start}
     first = attack_margins(graph, box, labels, restarts=1, **options)

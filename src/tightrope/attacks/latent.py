@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tightrope.attacks.chains import FOLLOWED, attack_chain, chain
+from tightrope.attacks.chain_attack import attack_chain
+from tightrope.attacks.chains import FOLLOWED, chain
 from tightrope.attacks.goals import CrossEntropy, Targeted
 from tightrope.attacks.pgd import NetworkLandscape, Search, Steps, climb, pgd
 from tightrope.attacks.points import for_points
@@ -70,7 +71,7 @@ def attack_margins(
 
     `memory` is the number of bytes to use besides the points themselves, by default what suits
     the processor; it does not change the result. On a CPU, networks of affine layers and ReLUs
-    are reduced to what changes (`chains`): less work for the same result, unless `plain`.
+    are reduced to what changes (`chain_attack`): less work for the same result, unless `plain`.
     """
     box, classifier = box.detach(), classifier.detach()
     start = None if start is None else start.detach()
