@@ -325,11 +325,25 @@ def test_repeatability(tmp_path: Path) -> None:
         for seed, ending in enumerate(("", "-seed1", "-seed2")):
             make_run(tmp_path, f"tiny-{method}{ending}", accuracies=(92, 88, 87 + step * seed))
     found = analyse("repeatability", tmp_path)
-    assert claim(found, "tiny-taps").verdict == HOLDS
-    assert claim(found, "tiny-ibp").verdict == FAILS
-    assert claim(found, "tiny-sabr").verdict == UNTESTED
+    assert claim(found, "tiny-taps: certified").verdict == HOLDS
+    assert claim(found, "tiny-ibp: certified").verdict == FAILS
+    assert claim(found, "tiny-sabr: certified").verdict == UNTESTED
     row = next(r for r in found.tables[0].rows if r["run"] == "tiny-taps")
     assert row["certified"] == pytest.approx(87.1) and row["certified_deviation"] < 0.11
+    assert row["paper_certified"] == "87.14"
+
+
+@pytest.mark.parametrize("staps,expected", [(88.0, HOLDS), (87.7, FAILS)])
+def test_repeatability_beside_the_authors(tmp_path: Path, staps: float, expected: Verdict) -> None:
+    means = {"ibp": 85.0, "sabr": 86.0, "taps": 88.3, "staps": staps}
+    for method, mean in means.items():
+        for shift, ending in ((0.0, ""), (0.3, "-seed1"), (-0.3, "-seed2")):
+            make_run(tmp_path, f"tiny-{method}{ending}", accuracies=(92, 89, mean + shift))
+    found = analyse("repeatability", tmp_path)
+    near = [c for c in found.claims if "within a point" in c.text]
+    assert [c.verdict for c in near] == [HOLDS, HOLDS, FAILS, HOLDS]
+    assert near[2].evidence == "88.30 ± 0.30 against 87.14: +1.16"
+    assert claim(found, "Mean robust accuracy").verdict == expected
 
 
 def test_cost(tmp_path: Path) -> None:
