@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import networks
-from numba import njit
 from torch import Tensor, nn
 
 from tightrope.attacks import (
@@ -22,14 +20,13 @@ from tightrope.attacks import (
     latent,
     latent_steps,
     layouts,
+    reduced,
 )
 from tightrope.attacks.chains import chain
 from tightrope.attacks.latent import wrong_classes
 from tightrope.attacks.pgd import Steps
-from tightrope.attacks.rows_kernel import add_rows, add_runs
 from tightrope.box import Box
-from tightrope.graph import Graph, dense, ops, trace
-from tightrope.graph.dense import convolution_matrix
+from tightrope.graph import Graph, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,6 +52,7 @@ def go(way: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chains, "DEEPEST_REDUCED", 1 << 60)
     patch.setattr(increments, "LARGEST_CACHED", 1 << 60 if way == "followed" else 0)
     patch.setattr(last_layer, "SMALLEST", 0 if way == "narrowed" else 1 << 60)
+    patch.setattr(last_layer, "SHARE", 0)
     if way == "narrowed":
         patch.setattr(layouts, "FEW", 0)
 
@@ -209,6 +207,33 @@ def test_points_that_go_to_and_fro(way: str, monkeypatch: pytest.MonkeyPatch) ->
     assert cycling.double().mean() > 0.2
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_the_way_is_the_one_asked_for(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    go(way, monkeypatch)
+    calls = dict.fromkeys(("reduced", "in full", "narrowed"), 0)
+    watched = {
+        "reduced": (reduced.Reduction, "climb"),
+        "in full": (increments.Increments, "_observe"),
+        "narrowed": (last_layer.LastLayer, "of"),
+    }
+    for name, (owner, method) in watched.items():
+        real = getattr(owner, method)
+
+        def spy(*given: object, name: str = name, real: Any = real) -> object:
+            calls[name] += 1
+            return real(*given)
+
+        monkeypatch.setattr(owner, method, spy)
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 5), nn.ReLU())
+    module = nn.Sequential(*layers, nn.Linear(5, CLASSES)).double()
+    attack_margins(
+        trace(module, (1, 3, 3)), boxes((1, 3, 3), 0, 2), torch.arange(3), steps=latent_steps(20)
+    )
+    expected = {"reduced": (1, 0, 0), "followed": (0, 1, 0), "in full first": (0, 6, 0)}
+    assert tuple(calls.values()) == expected.get(way, (0, 6, 3))
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("flat,scale", [(0.0, 1.0), (0.5, 5.0), (0.9, 0.1), (1.0, 1.0)])
 @pytest.mark.parametrize("inputs,hidden", [(1, 3), (5, 12), (30, 40)])
@@ -281,54 +306,6 @@ def test_small_classifiers_are_evaluated_in_full(monkeypatch: pytest.MonkeyPatch
         calls.clear()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 25, 31, 48, 64, 98, 133])
-def test_sums_of_rows(length: int, dtype: type) -> None:
-    """A part of some rows is added to a part of the goal, and nothing else changes."""
-
-    @njit
-    def add(
-        goal: np.ndarray,
-        rows: np.ndarray,
-        column: int,
-        picks: np.ndarray,
-        places: np.ndarray,
-        amounts: np.ndarray,
-        begin: int,
-        end: int,
-    ) -> None:
-        add_rows(goal, rows, column, picks, places, amounts, begin, end)
-
-    random = np.random.default_rng(length)
-    goal, rows = random.random(length + 2).astype(dtype), random.random((5, length + 3))
-    picks, places, amounts = np.array([4, 0, 2, 1]), np.array([3, 0, 2, 0, 1]), random.random(5)
-    rows, amounts, before = rows.astype(dtype), amounts.astype(dtype), goal.copy()
-    add(goal[1:-1], rows, 2, picks, places, amounts, 1, 4)
-    before[1:-1] += amounts[1:4] @ rows[picks[places[1:4]], 2 : 2 + length]
-    np.testing.assert_allclose(goal, before, rtol=1e-6)
-    assert goal[0] == before[0] and goal[-1] == before[-1]
-    add(goal[1:-1], rows, 2, picks, places, amounts, 3, 3)
-    np.testing.assert_allclose(goal, before, rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("length", [1, 3, 8, 16, 31, 100])
-def test_sums_of_runs_of_rows(length: int, dtype: type) -> None:
-    """Runs of length zero add nothing, and nothing outside the goal changes."""
-
-    @njit
-    def add(goal: np.ndarray, rows: np.ndarray, numbers: np.ndarray, runs: np.ndarray) -> None:
-        add_runs(goal, rows, numbers, runs)
-
-    random = np.random.default_rng(length)
-    goal, rows = random.random(length + 2).astype(dtype), random.random((6, length)).astype(dtype)
-    numbers, before = random.random(9).astype(dtype), goal.copy()
-    add(goal[1:-1], rows, numbers, np.array([[5, 0, 3], [0, 4, 2], [0, 0, 0]]))
-    before[1:-1] += numbers[5:8] @ rows[:3] + numbers[:2] @ rows[4:]
-    np.testing.assert_allclose(goal, before, rtol=1e-6)
-    assert goal[0] == before[0] and goal[-1] == before[-1]
-
-
 def test_starts_are_uniform_in_the_box_on_any_number_of_threads() -> None:
     torch.manual_seed(0)
     box = boxes((40,), 0.3, 2.0, 37)
@@ -384,54 +361,3 @@ def test_other_structures_are_no_chains_and_still_attacked(name: str) -> None:
     graph = trace(nn.Sequential(*OTHERS[name]).double().eval(), (2, 4, 4))
     assert chain(graph) is None
     assert_same_margins(graph, boxes((2, 4, 4), 0.3, 1.0, 2), torch.tensor([0, 3]))
-
-
-# --- convolutions as matrices -----------------------------------------------------------------
-
-
-@settings(max_examples=40)
-@given(module=networks(containing=ops.Conv2d))
-def test_matrices_evaluate_the_network(module: nn.Module) -> None:
-    graph = trace(module, module.input_shape)
-    torch.manual_seed(0)
-    values, slopes = [], []
-    points = torch.randn(3, *module.input_shape, dtype=torch.float64)
-    inputs = [points.requires_grad_(), *(p for p in module.parameters() if p.requires_grad)]
-    for smallest in (0, 1 << 60):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dense, "SMALLEST_PRODUCT", smallest)
-            value = graph(points)
-        values.append(value.detach())
-        weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype).view_as(value)
-        total = (value * weights).sum()
-        slopes.append(torch.autograd.grad(total, inputs, allow_unused=True))
-    torch.testing.assert_close(values[0], values[1], rtol=1e-9, atol=1e-9)
-    for found, expected in zip(*slopes, strict=True):
-        found, expected = (torch.zeros(()) if g is None else g for g in (found, expected))
-        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8, check_dtype=False)
-
-
-def test_a_shared_convolution_has_a_matrix_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "SMALLEST_PRODUCT", 0)
-    torch.manual_seed(0)
-    conv = nn.Conv2d(2, 2, 3)
-    module = nn.Sequential(conv, nn.ReLU(), conv, nn.Flatten(), nn.Linear(8, 3)).double()
-    graph = trace(module, (2, 6, 6))
-    x = torch.randn(2, 2, 6, 6, dtype=torch.float64)
-    torch.testing.assert_close(graph(x), module(x))
-
-
-def test_convolution_matrix_by_hand() -> None:
-    weight = torch.tensor([[[[1.0, 2.0]]]])
-    op = ops.Conv2d(weight, torch.tensor([7.0]), (1, 1), (0, 0), (1, 1), 1)
-    matrix, bias = convolution_matrix(op, (1, 1, 3))
-    assert matrix.tolist() == [[1.0, 2.0, 0.0], [0.0, 1.0, 2.0]]
-    assert bias.tolist() == [7.0, 7.0]
-
-
-def test_large_convolutions_and_few_points_stay_convolutions() -> None:
-    op = trace(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), (1, 5, 5)).nodes[1].op
-    enough = -(-dense.SMALLEST_PRODUCT // (25 * 18))
-    assert dense.pays(op, torch.zeros(enough, 1, 5, 5))
-    assert not dense.pays(op, torch.zeros(enough - 1, 1, 5, 5))
-    assert not dense.pays(op, torch.zeros(enough, 1, 30, 30))  # too large a matrix

@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # the compiler takes a while to load
 
 # Smaller layers stay in the cache as they are.
 SMALLEST = 1 << 20
+# Margins may be as many as one in so many neurons.
+SHARE = 4
 
 
 class LastLayer:
@@ -75,6 +77,8 @@ class LastLayer:
 
 def narrows(task: Task, layer: Layer) -> bool:
     """Return whether the last hidden layer is worth it."""
-    large = layer.backwards.weights.size >= SMALLEST and not layer.columns.size
+    hidden = task.chain.layers[-2]
+    large = hidden.weight.numel() >= SMALLEST and not layer.columns.size
     deep = len(task.chain.layers) > 2  # else too few changes arrive
-    return deep and large and isinstance(task.chain.layers[-2], ops.Linear)
+    few = SHARE * task.targets.shape[1] <= len(hidden.weight)  # each margin adds a neuron
+    return isinstance(hidden, ops.Linear) and deep and large and few
