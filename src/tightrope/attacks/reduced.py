@@ -81,7 +81,7 @@ class Reduction:
             return torch.empty(count, dtype=dtype).numpy()
 
         def rows(count: int) -> Array:
-            return torch.zeros(count * LANES, dtype=dtype).numpy()
+            return numbers(count * LANES)
 
         total, inputs = int(self.levels[-1]), int(self.levels[1])
         reduced = Reduced(
@@ -93,7 +93,7 @@ class Reduction:
             neurons=np.empty(entries, np.int32),
             weights=numbers(entries),
             constants=numbers(neurons),
-            slopes=rows(total + len(self.levels)),
+            slopes=torch.zeros((total + len(self.levels)) * LANES, dtype=dtype).numpy(),
             offsets=rows(1),
             # One more is written, and forgotten.
             composed=np.empty((composed + 1, 2), np.int32),
