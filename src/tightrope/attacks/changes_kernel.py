@@ -7,9 +7,6 @@
 Layer k leads from level k to level k + 1; level 0 is the point. The values of a level are
 [pixels, channels]. Changes are lists of places and amounts, in order; they are written without
 branches, which the processor would guess wrong every other time.
-
-(Compiled functions are cached by the date of their own file. Whoever changes this one should touch
-`increments_kernel`, too.)
 """
 
 from __future__ import annotations

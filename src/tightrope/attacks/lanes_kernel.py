@@ -2,9 +2,6 @@
 
 Arrays of rows are flat. A compiler cannot know that arrays do not overlap, so that it would ask
 before every row.
-
-(Compiled functions are cached by the date of their own file. Whoever changes this one should touch
-`reduction_kernel` and `reduced_kernel`, too.)
 """
 
 from __future__ import annotations

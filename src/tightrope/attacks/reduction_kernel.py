@@ -5,9 +5,6 @@ ones are linear and are replaced by what they are made of. What remains are vari
 coordinates that have a width, then the activations of the unstable neurons, level by level. Each
 unstable neuron is a constant plus a sparse sum of variables before it, each margin one of all
 variables.
-
-(Compiled functions are cached by the date of their own file. Whoever changes this one should touch
-`reduced_kernel`, too.)
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 A compiler cannot know that arrays do not overlap, so that it asks before every loop. The loops of
 `changes_kernel` are so short that the question would take longer than the answer.
-
-(Compiled functions are cached by the date of their own file. Whoever changes this one should touch
-`changes_kernel` and `increments_kernel`, too.)
 """
 
 from __future__ import annotations
