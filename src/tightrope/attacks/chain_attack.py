@@ -64,18 +64,16 @@ def attack_chain(
 
 def _draw(box: Box, count: int, pool: ThreadPoolExecutor) -> Tensor:
     """Draw points as `Box.sample` does, on all threads."""
+    from tightrope.attacks.drawing_kernel import place  # the compiler takes a while to load
+
     points = box.lower.new_empty(len(box.lower), count, box.lower.shape[1])
     seeds = np.random.SeedSequence(int(torch.randint(1 << 62, ()))).spawn(STREAMS)
     parts = zip(*(np.array_split(t.numpy(), STREAMS) for t in (points, *box.corners)), strict=True)
 
     def fill(seed: np.random.SeedSequence, arrays: tuple[Array, ...]) -> None:
-        part, lower, upper = arrays
+        part = arrays[0]
         np.random.Generator(np.random.SFC64(seed)).random(out=part, dtype=part.dtype.type)
-        lower, upper = lower[:, None], upper[:, None]
-        np.multiply(part, upper - lower, out=part)
-        np.add(part, lower, out=part)
-        # Rounding may lead out of the box by a unit in the last place.
-        np.clip(part, lower, upper, out=part)
+        place(*arrays)
 
     list(pool.map(fill, seeds, parts))
     return points

@@ -21,7 +21,7 @@ STAGES = ("ibp", "crown-ibp", "attack", "alpha", "bab")
 COMPLETE = {"stages": STAGES, "steps": 50, "restarts": 2}
 
 # Minutes of one thread, training only, measured or estimated from single steps.
-_TINY = {"ibp": 4, "pgd": 14, "sabr": 22, "taps": 16, "staps": 32}
+_TINY = {"ibp": 4, "pgd": 8, "sabr": 11, "taps": 10, "staps": 17}
 _CNN3 = {"ibp": 4, "pgd": 10, "sabr": 12, "mtl-ibp": 6, "taps": 28, "staps": 32}
 _CNN7 = {"ibp": 8, "pgd": 20, "sabr": 25, "mtl-ibp": 15, "taps": 40, "staps": 50}
 # By ReLUs in the classifier.
@@ -58,7 +58,7 @@ def short(method: str = "taps", **options: Any) -> Plan:
         {"epochs": 25, "annealing_epochs": 7, "decay_epochs": (18, 21)},
         certify={"eps": "0.1", "samples": ALL, "timeout": 10.0, **COMPLETE},
         estimate={"estimators": CHEAP, "samples": ALL},
-        minutes=2 if method == "ibp" else 7 + _attack_minutes(options, 0.15),
+        minutes=2 if method == "ibp" else 4 + _attack_minutes(options, 0.05),
     )
     return vary(plan, **options)
 
@@ -70,7 +70,7 @@ def equal(method: str = "taps", **options: Any) -> Plan:
         f"equal-budget-{method}",
         certify={"eps": "0.1", "samples": 500, "timeout": 3.0, "stages": STAGES},
         estimate={"estimators": CHEAP, "samples": ALL},
-        minutes=3 if method == "ibp" else 12 if options.get("classifier_relus") == 2 else 6,
+        minutes=3 if method == "ibp" else 8 if options.get("classifier_relus") == 2 else 5,
     )
     return vary(plan, **options)
 
