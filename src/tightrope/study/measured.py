@@ -192,10 +192,19 @@ class Measurements:
         except Missing:
             return None
 
+    def values(self, names: Sequence[str], read: Callable[[Measured], float]) -> list[float]:
+        """Return a number of each run that is there."""
+        return [value for name in names if (value := self.value(name, read)) is not None]
+
     def mean(self, names: Sequence[str], read: Callable[[Measured], float]) -> float | None:
         """Return the mean over the runs that are there, None if there are none."""
-        values = [value for name in names if (value := self.value(name, read)) is not None]
+        values = self.values(names, read)
         return statistics.fmean(values) if values else None
+
+    def deviation(self, names: Sequence[str], read: Callable[[Measured], float]) -> float | None:
+        """Return the standard deviation over the runs that are there, None for a single one."""
+        values = self.values(names, read)
+        return statistics.stdev(values) if len(values) > 1 else None
 
     def reason(self, name: str) -> str:
         """Say why a run is not there."""

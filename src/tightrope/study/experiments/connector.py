@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -16,6 +17,7 @@ WHERE = "Figure 8; Section 4.2"
 ALL = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
+SPAN = 1.0  # points that the picture shows at least
 # Tiny networks differ by less than their seeds do.
 SEEDS = range(3)
 
@@ -43,7 +45,9 @@ def analyse(runs: Measurements) -> Findings:
         Column("c", "c", "g"),
         Column("seeds", "seeds", "d"),
         Column("taps", "TAPS accuracy"),
+        Column("taps_deviation", "deviation"),
         Column("natural", "natural"),
+        Column("natural_deviation", "deviation"),
         Column("certified", "certified"),
         Column("samples", "certified on", "d"),
     )
@@ -66,11 +70,21 @@ def _row(runs: Measurements, network: str, c: float, names: list[str]) -> dict[s
         "network": network,
         "c": c,
         "seeds": sum(runs.get(name) is not None for name in names),
-        "taps": runs.mean(names, lambda run: run.accuracy("taps")),
-        "natural": runs.mean(names, lambda run: run.accuracy("natural")),
+        "taps": runs.mean(names, _taps),
+        "taps_deviation": runs.deviation(names, _taps),
+        "natural": runs.mean(names, _natural),
+        "natural_deviation": runs.deviation(names, _natural),
         "certified": runs.mean(names, lambda run: run.certified),
         "samples": runs.value(names[0], lambda run: run.samples),
     }
+
+
+def _taps(run: Measured) -> float:
+    return run.accuracy("taps")
+
+
+def _natural(run: Measured) -> float:
+    return run.accuracy("natural")
 
 
 def _claims(runs: Measurements, network: str, group: dict[float, list[Plan]]) -> list[Claim]:
@@ -110,7 +124,15 @@ def _draw(plt: Any, drawn: dict[str, Any]) -> Any:
         for axes, what in zip(line, ("taps", "natural"), strict=True):
             title = {"taps": "TAPS accuracy", "natural": "natural accuracy"}[what]
             shown = {title: [row[what] for row in rows]}
-            curves(axes, [row["c"] for row in rows], shown, xlabel="c", ylabel=f"{title}, %")
+            ends = [row["c"] for row in rows]
+            curves(axes, ends, shown, xlabel="c", ylabel=f"{title}, %")
+            spread = [row[f"{what}_deviation"] or 0.0 for row in rows]
+            means = [math.nan if value is None else value for value in shown[title]]
+            axes.errorbar(ends, means, spread, fmt="none", capsize=4)
+            low, high = axes.get_ylim()
+            # Differences of hundredths should not look large.
+            missing = max(0.0, SPAN - (high - low)) / 2
+            axes.set_ylim(low - missing, high + missing)
             axes.set_title(network)
     figure.tight_layout()
     return figure
