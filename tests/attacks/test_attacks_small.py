@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -137,3 +139,8 @@ def test_other_numbers_and_other_networks_go_the_usual_way() -> None:
     assert small_network(trace(large, (3, 8, 8))) is None
     pooled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 4))
     assert small_network(trace(pooled, (1, 8, 8))) is None
+    for other in (torch.bfloat16, torch.float16):
+        assert small_network(graph.detach().to(other)) is None
+    assert small_network(graph.detach().to("meta")) is None  # as on a GPU
+    mixed = {1: replace(graph.nodes[1].op, weight=graph.nodes[1].op.weight.float())}
+    assert small_network(graph.detach().replace_ops(mixed)) is None

@@ -71,7 +71,9 @@ def test_runs_are_shared_and_used_again(commands: Commands, out: Path) -> None:
 
 def test_all_runs_are_looked_at(commands: Commands, out: Path) -> None:
     cost = commands.run("reproduce", "cost", "--out", out, "--json").json
-    made = ["equal-taps", "equal-taps-single", "short-taps", "short-taps-single"]
+    seeds = ("", "-seed1", "-seed2")
+    tiny = [f"short-taps{kind}{seed}" for kind in ("", "-single") for seed in seeds]
+    made = ["equal-taps", "equal-taps-single", *tiny]
     assert [r["run"] for r in cost["tables"][0]["rows"]] == made
     proxy = commands.run("reproduce", "proxy", "--out", out)
     assert proxy.code == 0 and "not tested at this scale" in proxy.out

@@ -29,7 +29,11 @@ def small_network(graph: Graph) -> SmallNetwork | None:
         return None
     before, behind = graph.split(cut)
     found = chain(behind)
-    return None if found is None or found.products > LARGEST_WORK else SmallNetwork(before, found)
+    if found is None or found.products > LARGEST_WORK:
+        return None
+    kinds = {(op.weight.device.type, op.weight.dtype) for op in found.layers}
+    fits = len(kinds) == 1 and kinds <= {("cpu", dtype) for dtype in FOLLOWED}
+    return SmallNetwork(before, found) if fits else None
 
 
 class SmallNetwork:
@@ -45,7 +49,7 @@ class SmallNetwork:
 
     def suits(self, points: Tensor) -> bool:
         """Return whether points can be evaluated here."""
-        return points.device.type == "cpu" and points.dtype == self.dtype and self.dtype in FOLLOWED
+        return points.device.type == "cpu" and points.dtype == self.dtype
 
     def __call__(self, points: Tensor) -> Tensor:
         """Evaluate a batch of points."""
