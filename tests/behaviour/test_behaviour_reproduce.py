@@ -69,15 +69,17 @@ def test_runs_are_shared_and_used_again(commands: Commands, out: Path) -> None:
     assert outcome.json["figures"] == ["connector.svg", "connector.png"]
 
 
-def test_all_runs_are_looked_at(commands: Commands, out: Path) -> None:
+def test_all_runs_are_looked_at(commands: Commands, out: Path, tmp_path: Path) -> None:
     cost = commands.run("reproduce", "cost", "--out", out, "--json").json
     seeds = ("", "-seed1", "-seed2")
     tiny = [f"short-taps{kind}{seed}" for kind in ("", "-single") for seed in seeds]
     made = ["equal-taps", "equal-taps-single", *tiny]
     assert [r["run"] for r in cost["tables"][0]["rows"]] == made
     proxy = commands.run("reproduce", "proxy", "--out", out)
-    assert proxy.code == 0 and "not tested at this scale" in proxy.out
-    assert "make others first" in proxy.out
+    assert proxy.code == 0 and f"({len(made)} runs)" in proxy.out.replace("\n", " ")
+    nothing = commands.run("reproduce", "proxy", "--out", tmp_path / "nothing")
+    assert nothing.code == 0 and "not tested at this scale" in nothing.out
+    assert "make others first" in nothing.out.replace("\n", " ")
 
 
 def test_a_run_with_other_settings_is_not_taken_for_this_one(commands: Commands, out: Path) -> None:
