@@ -84,8 +84,6 @@ def _read_out(
     """Express the margins by variables; lanes without an estimator stay zero."""
     slopes, depth = reduced.slopes, len(layers)
     row = reduced.levels[depth] + depth
-    for i in range(len(slopes)):
-        slopes[i] = 0
     for e in range(LANES):
         reduced.offsets[e] = 0
     for e in range(len(targets)):
@@ -102,7 +100,6 @@ def _read_out(
         source, goal = (reduced.values[v] + level) * LANES, v * LANES
         for e in range(LANES):
             search.outer[goal + e] = slopes[source + e]
-    # Slopes of coordinates without a width are left; nobody looks at them.
     for i in range(len(slopes)):
         slopes[i] = 0
 

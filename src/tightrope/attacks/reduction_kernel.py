@@ -45,7 +45,9 @@ class Reduced(NamedTuple):
     neurons: Array  # [entries]
     weights: Array  # [entries]
     constants: Array  # [neurons]
-    slopes: Array  # rows of all values, and of one for padding per level: zeros, in between
+    # Rows of all values, and of one for padding per level. In between they are zero, but for
+    # coordinates without a width, which nobody looks at.
+    slopes: Array
     offsets: Array  # a row
     composed: Array  # [entries behind deeper layers, 2]: neuron and variable
     amounts: Array  # [entries behind deeper layers]
@@ -193,12 +195,8 @@ def pull_back(layers: tuple[Layer, ...], k: int, sample: Sample, reduced: Reduce
 
     Active neurons pass them on to what they are made of, and add to the offsets.
     """
-    levels, slopes, offsets, inputs = (
-        reduced.levels,
-        reduced.slopes,
-        reduced.offsets,
-        len(sample.lower),
-    )
+    levels, slopes, offsets = reduced.levels, reduced.slopes, reduced.offsets
+    inputs = len(sample.lower)
     for level in range(k, 0, -1):
         taps, weights, biases = layers[level - 1]
         below, channels = levels[level - 1] + level - 1, len(weights)

@@ -15,8 +15,6 @@ from tightrope.study.plans import Plan
 
 WHERE = "Figure 8; Section 4.2"
 ALL = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
 SPAN = 1.0  # points that the picture shows at least
 # Tiny networks differ by less than their seeds do.
 SEEDS = range(3)

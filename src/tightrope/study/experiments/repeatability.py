@@ -58,11 +58,10 @@ def analyse(runs: Measurements) -> Findings:
         for what, reference in zip(
             whats, published.REPEATABILITY.get(name, (None,) * 3), strict=True
         ):
-            read = [runs.value(plan.name, attrgetter(what)) for plan in group]
-            values = [value for value in read if value is not None]
-            row["seeds"] = len(values)
-            row[what] = statistics.fmean(values) if values else None
-            row[f"{what}_deviation"] = statistics.stdev(values) if len(values) > 1 else None
+            names, read = [plan.name for plan in group], attrgetter(what)
+            row["seeds"] = len(runs.values(names, read))
+            row[what] = runs.mean(names, read)
+            row[f"{what}_deviation"] = runs.deviation(names, read)
             row[f"paper_{what}"] = None if reference is None else "{} ± {}".format(*reference)
         authors = published.EXACT.get(name.removeprefix("tiny-"))  # a single network each
         if authors is not None:
