@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tightrope.attacks.compiling import Array, compiled
+from tightrope.attacks.chains import Array
+from tightrope.attacks.compiling import compiled
 from tightrope.attacks.rows_kernel import add_rows, add_runs
 
 TOGETHER = 32  # rows that are added up together: those in use should stay in the cache

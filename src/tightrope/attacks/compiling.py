@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
-from numpy.typing import NDArray
 
 from tightrope.files import write_text
-
-Array = NDArray[Any]
 
 # The compiled loops and the tuples that they are called with.
 SOURCES = ("*_kernel.py", "compiling.py", "stability.py", "windows.py")

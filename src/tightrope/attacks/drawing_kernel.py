@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tightrope.attacks.compiling import Array, compiled
+from tightrope.attacks.chains import Array
+from tightrope.attacks.compiling import compiled
 
 
 @compiled

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tightrope.attacks.chains import Array
 from tightrope.attacks.changes_kernel import Changes, Layer, State, backwards, copy, forwards
-from tightrope.attacks.compiling import Array, compiled
+from tightrope.attacks.compiling import compiled
 
 BLOCK = 16  # coordinates that are looked at together
 

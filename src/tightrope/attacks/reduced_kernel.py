@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tightrope.attacks.compiling import Array, compiled
+from tightrope.attacks.chains import Array
+from tightrope.attacks.compiling import compiled
 from tightrope.attacks.lanes_kernel import LANES, add_products, choose, gather, is_zero, scatter
 from tightrope.attacks.reduction_kernel import Reduced, Sample, pull_back, reduce
 from tightrope.attacks.windows import Layer

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tightrope.attacks.compiling import Array, compiled
+from tightrope.attacks.chains import Array
+from tightrope.attacks.compiling import compiled
 from tightrope.attacks.lanes_kernel import LANES, is_zero, scatter
 from tightrope.attacks.stability import ACTIVE, UNSTABLE
 from tightrope.attacks.windows import Layer

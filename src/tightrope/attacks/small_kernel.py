@@ -6,7 +6,8 @@ stands for padding.
 
 from __future__ import annotations
 
-from tightrope.attacks.compiling import Array, compiled
+from tightrope.attacks.chains import Array
+from tightrope.attacks.compiling import compiled
 from tightrope.attacks.lanes_kernel import LANES, gather, is_zero, scatter
 from tightrope.attacks.windows import Layer
 
