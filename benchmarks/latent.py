@@ -25,14 +25,8 @@ import torch
 from networks import BATCH, RADIUS, annealed_state, build
 from torch import Tensor
 
-from tightrope.attacks import (
-    attack_margins,
-    chains,
-    increments,
-    last_layer,
-    latent_steps,
-    wrong_classes,
-)
+from tightrope.attacks import attack_margins, latent_steps, wrong_classes
+from tightrope.attacks.fast import chains, increments, last_layer
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.graph import Graph, trace

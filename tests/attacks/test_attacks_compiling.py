@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tightrope.attacks import compiling
-from tightrope.attacks.compiling import discard_stale
+from tightrope.attacks.fast import compiling
+from tightrope.attacks.fast.compiling import discard_stale
 
 
 @pytest.fixture

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from numba import njit
 
-from tightrope.attacks.lanes_kernel import LANES, add_products, choose, gather, is_zero, scatter
-from tightrope.attacks.rows_kernel import add_rows, add_runs
+from tightrope.attacks.fast.lanes_kernel import (
+    LANES,
+    add_products,
+    choose,
+    gather,
+    is_zero,
+    scatter,
+)
+from tightrope.attacks.fast.rows_kernel import add_rows, add_runs
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

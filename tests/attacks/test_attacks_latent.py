@@ -13,12 +13,11 @@ from tightrope.attacks import (
     Steps,
     attack_loss,
     attack_margins,
-    chain_attack,
-    chains,
     latent_steps,
     pgd,
     wrong_classes,
 )
+from tightrope.attacks.fast import chain_attack, chains
 from tightrope.box import Box
 from tightrope.graph import Graph, trace
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tightrope.attacks.chain_attack import attack_chain
-from tightrope.attacks.chains import FOLLOWED, chain
+from tightrope.attacks.fast.chain_attack import attack_chain
+from tightrope.attacks.fast.chains import FOLLOWED, chain
 from tightrope.attacks.goals import CrossEntropy, Targeted
 from tightrope.attacks.pgd import NetworkLandscape, Search, Steps, climb, pgd
 from tightrope.attacks.points import for_points

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tightrope.attacks.chains import FOLLOWED, Array, Chain, chain, flat, image
-from tightrope.attacks.windows import lay_out
+from tightrope.attacks.fast.chains import FOLLOWED, Array, Chain, chain, flat, image
+from tightrope.attacks.fast.windows import lay_out
 from tightrope.graph import Graph
 
 # Networks with more products per point than this are faster in the library.
@@ -58,7 +58,7 @@ class SmallNetwork:
 
     def rows(self, *lead: int) -> Array:
         """Make room for the values of 16 points."""
-        from tightrope.attacks.lanes_kernel import LANES
+        from tightrope.attacks.fast.lanes_kernel import LANES
 
         return torch.zeros(*lead, int(self.levels[-1]) * LANES, dtype=self.dtype).numpy()
 
@@ -68,8 +68,8 @@ class _Evaluation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, points: Tensor, network: SmallNetwork) -> Tensor:
-        from tightrope.attacks.lanes_kernel import LANES
-        from tightrope.attacks.small_kernel import forwards
+        from tightrope.attacks.fast.lanes_kernel import LANES
+        from tightrope.attacks.fast.small_kernel import forwards
 
         ctx.network, ctx.values = network, network.rows(-(-len(points) // LANES))
         outputs = points.new_empty(len(points), network.classes)
@@ -79,7 +79,7 @@ class _Evaluation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        from tightrope.attacks.small_kernel import backwards
+        from tightrope.attacks.fast.small_kernel import backwards
 
         network = ctx.network
         result = grads[0].new_empty(len(grads[0]), math.prod(network.shape))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tightrope.attacks.chains import Chain, flat, image
+from tightrope.attacks.fast.chains import Chain, flat, image
 from tightrope.box import Box
 from tightrope.graph import evaluate, ops
 

@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tightrope.attacks.chains import Array, Task, bias, flat
-from tightrope.attacks.stability import UNSTABLE, stability
-from tightrope.attacks.windows import lay_out
+from tightrope.attacks.fast.chains import Array, Task, bias, flat
+from tightrope.attacks.fast.stability import UNSTABLE, stability
+from tightrope.attacks.fast.windows import lay_out
 
 if TYPE_CHECKING:  # the compiler takes a while to load
-    from tightrope.attacks.reduced_kernel import Search
-    from tightrope.attacks.reduction_kernel import Reduced
+    from tightrope.attacks.fast.reduced_kernel import Search
+    from tightrope.attacks.fast.reduction_kernel import Reduced
 
 
 class Reduction:
     """The compiled search with all that it needs to know."""
 
     def __init__(self, task: Task) -> None:
-        from tightrope.attacks.reduced_kernel import Readout
+        from tightrope.attacks.fast.reduced_kernel import Readout
 
         self.task = task
         *layers, last = task.chain.layers
@@ -41,7 +41,7 @@ class Reduction:
 
     def climb(self, piece: slice, points: Tensor, best: Tensor, scores: Tensor) -> None:
         """Take all steps from some samples' points; keep the best of them."""
-        from tightrope.attacks.reduced_kernel import attack
+        from tightrope.attacks.fast.reduced_kernel import attack
 
         task = self.task
         known = stability(task.chain, task.box[piece])
@@ -73,9 +73,9 @@ class Reduction:
         self, dtype: torch.dtype, variables: int, neurons: int, entries: int, composed: int
     ) -> tuple[Reduced, Search]:
         """Make room for one sample."""
-        from tightrope.attacks.lanes_kernel import LANES
-        from tightrope.attacks.reduced_kernel import Search
-        from tightrope.attacks.reduction_kernel import Reduced
+        from tightrope.attacks.fast.lanes_kernel import LANES
+        from tightrope.attacks.fast.reduced_kernel import Search
+        from tightrope.attacks.fast.reduction_kernel import Reduced
 
         def numbers(count: int) -> Array:
             return torch.empty(count, dtype=dtype).numpy()

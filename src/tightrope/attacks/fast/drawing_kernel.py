@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tightrope.attacks.chains import Array
-from tightrope.attacks.compiling import compiled
+from tightrope.attacks.fast.chains import Array
+from tightrope.attacks.fast.compiling import compiled
 
 
 @compiled

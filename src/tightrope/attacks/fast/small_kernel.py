@@ -6,10 +6,10 @@ stands for padding.
 
 from __future__ import annotations
 
-from tightrope.attacks.chains import Array
-from tightrope.attacks.compiling import compiled
-from tightrope.attacks.lanes_kernel import LANES, gather, is_zero, scatter
-from tightrope.attacks.windows import Layer
+from tightrope.attacks.fast.chains import Array
+from tightrope.attacks.fast.compiling import compiled
+from tightrope.attacks.fast.lanes_kernel import LANES, gather, is_zero, scatter
+from tightrope.attacks.fast.windows import Layer
 
 
 @compiled

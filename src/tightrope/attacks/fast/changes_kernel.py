@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tightrope.attacks.chains import Array
-from tightrope.attacks.compiling import compiled
-from tightrope.attacks.rows_kernel import add_rows, add_runs
+from tightrope.attacks.fast.chains import Array
+from tightrope.attacks.fast.compiling import compiled
+from tightrope.attacks.fast.rows_kernel import add_rows, add_runs
 
 TOGETHER = 32  # rows that are added up together: those in use should stay in the cache
 MANY = 4  # a share of one in so many values, changed, is worth looking at all windows

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch.nn.functional as F
 
-from tightrope.attacks.chains import Array, Shape
+from tightrope.attacks.fast.chains import Array, Shape
 from tightrope.graph import ops
 
 if TYPE_CHECKING:  # the compiler takes a while to load
-    from tightrope.attacks.changes_kernel import Layer
+    from tightrope.attacks.fast.changes_kernel import Layer
 
 # Runs of fewer numbers than this are not worth a sum of their own.
 SHORT = 8
@@ -26,7 +26,7 @@ FEW = 8
 
 def window_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
     """Lay out a layer as windows on the pixels before it; a linear one is a single window."""
-    from tightrope.attacks.changes_kernel import Joint, Layer
+    from tightrope.attacks.fast.changes_kernel import Joint, Layer
 
     channels, size = shape[0], shape[1:] or (1, 1)
     if isinstance(op, ops.Conv2d):

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tightrope.attacks.chains import Array, Task, bias, flat, image
+from tightrope.attacks.fast.chains import Array, Task, bias, flat, image
+from tightrope.attacks.fast.last_layer import LastLayer, narrows
+from tightrope.attacks.fast.layouts import window_layer
 from tightrope.attacks.goals import Targeted
-from tightrope.attacks.last_layer import LastLayer, narrows
-from tightrope.attacks.layouts import window_layer
 from tightrope.attacks.pgd import WIDTH
 from tightrope.attacks.points import prepare
 
 if TYPE_CHECKING:  # the compiler takes a while to load
-    from tightrope.attacks.changes_kernel import Changes, Layer, State
-    from tightrope.attacks.increments_kernel import Readout
+    from tightrope.attacks.fast.changes_kernel import Changes, Layer, State
+    from tightrope.attacks.fast.increments_kernel import Readout
 
 # The weights of a small layer stay in the processor's cache.
 LARGEST_CACHED = 1 << 16
@@ -59,7 +59,7 @@ class Increments:
         self, piece: slice, points: Tensor, best: Tensor, scores: Tensor, size: float | None
     ) -> None:
         """Take one step of some size, or all steps that are left."""
-        from tightrope.attacks.increments_kernel import Readout, step
+        from tightrope.attacks.fast.increments_kernel import Readout, step
 
         task = self.task
         hidden, slopes = self._observe(points[piece], piece)
@@ -97,7 +97,7 @@ class Increments:
         readout: Readout,
     ) -> None:
         """Follow changes through all steps that are left."""
-        from tightrope.attacks.increments_kernel import climb
+        from tightrope.attacks.fast.increments_kernel import climb
 
         # Two states of a large network would not fit into the cache.
         two = len(layers) >= SMALLEST_DEPTH and not self.full
@@ -130,7 +130,7 @@ class Increments:
 
     def _state(self, hidden: list[Array]) -> State:
         """Make room for the state of one estimator at two points."""
-        from tightrope.attacks.changes_kernel import State
+        from tightrope.attacks.fast.changes_kernel import State
 
         point, behind = math.prod(self.shapes[0]), [t.shape[2] for t in hidden]
 
@@ -148,7 +148,7 @@ class Increments:
 
     def _changes(self, hidden: list[Array]) -> Changes:
         """Make room for what changes in one step."""
-        from tightrope.attacks.changes_kernel import Changes
+        from tightrope.attacks.fast.changes_kernel import Changes
 
         dtype, values = hidden[0].dtype, [math.prod(self.shapes[0]), *(t.shape[2] for t in hidden)]
         # Behind the first level, the pixels are the windows of the layer before.

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tightrope.attacks.chains import Array, Chain, Task, flat, image
-from tightrope.attacks.increments import Increments
+from tightrope.attacks.fast.chains import Array, Chain, Task, flat, image
+from tightrope.attacks.fast.increments import Increments
+from tightrope.attacks.fast.reduced import Reduction
 from tightrope.attacks.pgd import Steps
-from tightrope.attacks.reduced import Reduction
 from tightrope.box import Box
 
 # Streams of random numbers: a fixed number, so that threads have no influence on the points.
@@ -64,7 +64,7 @@ def attack_chain(
 
 def _draw(box: Box, count: int, pool: ThreadPoolExecutor) -> Tensor:
     """Draw points as `Box.sample` does, on all threads."""
-    from tightrope.attacks.drawing_kernel import place  # the compiler takes a while to load
+    from tightrope.attacks.fast.drawing_kernel import place  # the compiler takes a while to load
 
     points = box.lower.new_empty(len(box.lower), count, box.lower.shape[1])
     seeds = np.random.SeedSequence(int(torch.randint(1 << 62, ()))).spawn(STREAMS)

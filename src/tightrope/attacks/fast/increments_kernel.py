@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tightrope.attacks.chains import Array
-from tightrope.attacks.changes_kernel import Changes, Layer, State, backwards, copy, forwards
-from tightrope.attacks.compiling import compiled
+from tightrope.attacks.fast.chains import Array
+from tightrope.attacks.fast.changes_kernel import Changes, Layer, State, backwards, copy, forwards
+from tightrope.attacks.fast.compiling import compiled
 
 BLOCK = 16  # coordinates that are looked at together
 

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tightrope.attacks.chains import Array, Task, bias, flat
-from tightrope.attacks.stability import ACTIVE, UNSTABLE, stability
+from tightrope.attacks.fast.chains import Array, Task, bias, flat
+from tightrope.attacks.fast.stability import ACTIVE, UNSTABLE, stability
 from tightrope.graph import ops
 
 if TYPE_CHECKING:  # the compiler takes a while to load
-    from tightrope.attacks.changes_kernel import Layer
-    from tightrope.attacks.increments_kernel import Readout
+    from tightrope.attacks.fast.changes_kernel import Layer
+    from tightrope.attacks.fast.increments_kernel import Readout
 
 # Smaller layers stay in the cache as they are.
 SMALLEST = 1 << 20
@@ -51,8 +51,8 @@ class LastLayer:
 
     def of(self, b: int, hidden: Array) -> tuple[Layer, Readout, Array]:
         """Return the layer of sample b, what reads it out, and `hidden` [estimators, neurons]."""
-        from tightrope.attacks.changes_kernel import narrow
-        from tightrope.attacks.increments_kernel import Readout
+        from tightrope.attacks.fast.changes_kernel import narrow
+        from tightrope.attacks.fast.increments_kernel import Readout
 
         kept = (self.kinds[b] == UNSTABLE).nonzero()[:, 0].numpy()
         above, below = self.layer.forwards, self.layer.backwards

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tightrope.attacks.chains import Array, Shape, bias, flat
+from tightrope.attacks.fast.chains import Array, Shape, bias, flat
 from tightrope.graph import ops
 
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tightrope.attacks.chains import Array
-from tightrope.attacks.compiling import compiled
-from tightrope.attacks.lanes_kernel import LANES, is_zero, scatter
-from tightrope.attacks.stability import ACTIVE, UNSTABLE
-from tightrope.attacks.windows import Layer
+from tightrope.attacks.fast.chains import Array
+from tightrope.attacks.fast.compiling import compiled
+from tightrope.attacks.fast.lanes_kernel import LANES, is_zero, scatter
+from tightrope.attacks.fast.stability import ACTIVE, UNSTABLE
+from tightrope.attacks.fast.windows import Layer
 
 TILE = 256  # taps of a large window whose columns are filled together: they fit the cache
 

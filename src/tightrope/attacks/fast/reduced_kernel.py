@@ -10,11 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tightrope.attacks.chains import Array
-from tightrope.attacks.compiling import compiled
-from tightrope.attacks.lanes_kernel import LANES, add_products, choose, gather, is_zero, scatter
-from tightrope.attacks.reduction_kernel import Reduced, Sample, pull_back, reduce
-from tightrope.attacks.windows import Layer
+from tightrope.attacks.fast.chains import Array
+from tightrope.attacks.fast.compiling import compiled
+from tightrope.attacks.fast.lanes_kernel import (
+    LANES,
+    add_products,
+    choose,
+    gather,
+    is_zero,
+    scatter,
+)
+from tightrope.attacks.fast.reduction_kernel import Reduced, Sample, pull_back, reduce
+from tightrope.attacks.fast.windows import Layer
 
 
 class Readout(NamedTuple):
