@@ -44,6 +44,7 @@ TRAIN = [
     (["--net", "transformer"], "choose one of: cnn3"),
     (["--data", "mnst"], "unknown data set 'mnst'; did you mean 'mnist'?"),
     (["--data", "CIFAR-10"], "did you mean 'cifar10'?"),
+    (["--preset", ""], "unknown preset ''"),
     (["--preset", "demmo"], "unknown preset 'demmo'; did you mean 'demo'?"),
     (["--preset", "paper/tiny-ipb"], "did you mean 'paper/tiny-ibp'?"),
     (["--set", "batchsize=3"], "unknown setting 'batchsize'; did you mean 'batch_size'?"),
@@ -73,6 +74,11 @@ TRAIN = [
     (["--set", "force=true"], "unknown setting 'force'"),
     (["--set", "preset=demo"], "unknown setting 'preset'"),
     (["--set", "progress=1"], "unknown setting 'progress'"),
+    # more than a float32 holds
+    (["--set", "learning_rate=1e39"], "learning_rate must be a number above 0 and at most 1e+30"),
+    (["--set", "weight_decay=1e39"], "at most 1e+30"),
+    # one sample has no statistics
+    (["--set", "train_samples=65", "--set", "batch_norm=true"], "at least two training samples"),
     # radii
     (["--eps", "0"], "(0, 1]"),
     (["--eps", "-0.1"], "(0, 1]"),

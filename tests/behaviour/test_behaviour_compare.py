@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -63,14 +64,31 @@ def test_calling_again_uses_finished_runs(commands: Commands, comparison: Path) 
     assert len(entry["values"]["natural"]) == 2
 
 
-def test_a_failing_method_is_reported_and_does_not_stop_the_others(
-    commands: Commands, tmp_path: Path
+def test_a_failing_run_is_reported_and_does_not_stop_the_others(
+    commands: Commands, comparison: Path, tmp_path: Path
 ) -> None:
-    arguments = ("compare", "--methods", "taps,ibp", "--out", tmp_path / "all")
-    outcome = commands.run(*arguments, *SHORT, "--set", "taps.classifier_relus=5")
+    folder = tmp_path / "all [1]"
+    shutil.copytree(comparison / "taps-0", folder / "taps-0")
+    (folder / "taps-0" / "checkpoint.pt").write_bytes(b"no checkpoint")
+    outcome = commands.run("compare", "--methods", "taps,ibp", "--out", folder, *SHORT)
     assert outcome.code == 1
-    assert "failed:" in outcome.out and "no split with 5 ReLUs" in outcome.out
-    assert (tmp_path / "all" / "ibp-0" / "certification.json").exists()
+    assert f"failed: {folder}" in outcome.out and "checkpoint.pt" in outcome.out
+    assert (folder / "ibp-0" / "certification.json").exists()
+
+
+def test_one_split_for_all(commands: Commands, tmp_path: Path) -> None:
+    """TAPS accuracy is that of the largest classifier, for IBP's network, too."""
+    folder = tmp_path / "all"
+    settings = ("depth=2", "train_samples=256", "staps.steps=2", "staps.classifier_relus=1")
+    outcome = commands.run(
+        *("compare", "--methods", "ibp,taps,staps", "--out", folder, *SHORT, "--json"),
+        *(part for s in (*settings, "taps.classifier_relus=2") for part in ("--set", s)),
+    )
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["classifier_relus"] == 2
+    for method in ("ibp", "taps", "staps"):
+        estimated = json.loads((folder / f"{method}-0" / "estimate.json").read_text())
+        assert estimated["settings"]["classifier_relus"] == 2
 
 
 @pytest.mark.parametrize(
@@ -83,6 +101,17 @@ def test_a_failing_method_is_reported_and_does_not_stop_the_others(
         (("--methods", "ibp", "--set", "seed=3"), "use methods and seeds"),
         (("--methods", "ibp", "--set", "taps.weight=3"), "belongs to none of the methods"),
         (("--methods", "ibp", "--preset", "nowhere/{method}"), "unknown preset"),
+        (("--methods", "ibp", "--preset", ""), "unknown preset"),
+        # whatever one of the trainings or the evaluation would refuse later
+        (("--methods", "ibp,taps", "--set", "taps.connector=2"), "between 0 and 1"),
+        (("--methods", "ibp,taps", "--set", "taps.classifier_relus=5"), "no split with 5 ReLUs"),
+        (("--methods", "ibp,taps", "--set", "taps.conector=1"), "did you mean 'taps.connector'?"),
+        (("--methods", "ibp", "--samples", "0"), "samples must lie in [1, 10000]"),
+        (("--methods", "ibp", "--samples", "20000"), "samples must lie in [1, 10000]"),
+        (("--methods", "ibp", "--eps", "0"), "(0, 1]"),
+        (("--methods", "ibp", "--net", "cnn8"), "did you mean 'cnn7'?"),
+        (("--methods", "ibp", "--data", "missing.npz"), "missing.npz"),
+        (("--methods", "ibp", "--device", "abacus"), "abacus"),
     ],
 )
 def test_bad_input_is_refused(
@@ -92,6 +121,22 @@ def test_bad_input_is_refused(
     assert outcome.code == 2 and outcome.out == ""
     assert message in outcome.err and outcome.err.count("\n") == 1
     assert not (tmp_path / "all").exists()
+
+
+def test_refusals_leave_a_comparison_alone(commands: Commands, comparison: Path) -> None:
+    before = (comparison / "comparison.json").read_bytes()
+    arguments = ("compare", "--methods", "ibp,taps", "--out", comparison, *SHORT)
+    for change in (("--eps", "0"), ("--eps", "0.02"), ("--samples", "0")):
+        assert commands.run(*arguments, *change).code == 2
+    assert (comparison / "comparison.json").read_bytes() == before
+
+
+def test_a_file_is_no_folder(commands: Commands, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    outcome = commands.run("compare", "--methods", "ibp", "--out", tmp_path / "file", *SHORT)
+    assert outcome.code == 2 and outcome.out == ""
+    assert "is a file; give a folder" in outcome.err
+    assert (tmp_path / "file").read_text() == "a file"
 
 
 def test_means_and_deviations() -> None:

@@ -10,13 +10,14 @@ import torch
 import training_reference as reference
 from torch import nn
 
+import tightrope as tr
 from tightrope.attacks import CrossEntropy, attack_loss, attack_margins, pgd
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.errors import UserError
 from tightrope.graph import trace
 from tightrope.training.batchnorm import FixedModel, training_model
-from tightrope.training.objectives import IBP, PGD, SABR, STAPS, TAPS
+from tightrope.training.objectives import IBP, METHODS, PGD, SABR, STAPS, TAPS
 from tightrope.training.objectives.propagation import gradient_factors, interval_rules
 from tightrope.training.objectives.regions import small_box
 
@@ -307,8 +308,7 @@ def test_sabr_is_ibp_on_the_small_box(name):
 
 @pytest.mark.parametrize("shrink", [0.5, 0.8])
 def test_shrinkage_by_hand(shrink):
-    # BUG in propagation.py for shrink = 0.8: `torch.where(mask, shrink, 1.0)` has torch's default
-    # type, so that float64 networks shrink by the float32 neighbour 0.800000012.
+    # In the network's own type: as a float32, 0.8 would be 0.800000012.
     module = nn.Sequential(nn.ReLU())
     lower = torch.tensor([[-3.0, -2.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
     upper = torch.tensor([[-1.0, 4.0, 2.0, 5.0, 0.0]], dtype=torch.float64)
@@ -359,6 +359,28 @@ def test_losses_are_ordered_on_a_trained_network(name):
         assert not (losses[3].robust & ~losses[2].robust).any()
         single = run(net, TAPS(1, loss="taps", estimators="single", steps=10), 0.05, data)[0]
         assert single.value <= 1.001 * values[2]
+
+
+def test_losses_are_ordered_on_every_batch_of_a_run(tmp_path, monkeypatch):
+    """PGD <= TAPS <= IBP on real images, from the switch to the last step."""
+    found = []
+
+    class Watched(TAPS):
+        name = "watched"
+
+        def __call__(self, model, x, y, radius):
+            if radius == 0.1 and len(x) == 32:  # not while validating
+                others = PGD(steps=10), replace(TAPS(1, steps=20), loss="taps"), IBP()
+                found.append([other(model, x, y, radius).value.item() for other in others])
+            return super().__call__(model, x, y, radius)
+
+    monkeypatch.setitem(METHODS, "watched", Watched)
+    small = {"train_samples": 320, "validation": 64, "batch_size": 32, "width": 4}
+    tr.train(method=Watched(steps=5), out=tmp_path / "run", epochs=4, annealing_epochs=1, **small)
+    assert len(found) == 3 * 8
+    for attack, taps, ibp in found:
+        assert attack <= 1.01 * taps and taps <= ibp * (1 + 1e-6)
+    assert any(attack < 0.95 * ibp for attack, _, ibp in found)
 
 
 def test_robust_means_that_no_class_wins():

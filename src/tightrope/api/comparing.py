@@ -10,12 +10,12 @@ from typing import Any
 
 from tightrope.api.certifying import certify
 from tightrope.api.estimating import estimate
-from tightrope.api.training import train
+from tightrope.api.evaluation import choose_samples
+from tightrope.api.training import check_training, train
 from tightrope.errors import UserError
 from tightrope.files import write_json
 from tightrope.report.scatter import Point, draw_scatter
 from tightrope.runs import Run
-from tightrope.study.presets import load_preset
 from tightrope.training.objectives import find_method, section
 from tightrope.training.settings import flatten
 from tightrope.training.trainer import Progress
@@ -45,12 +45,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`; accuracies on the same `samples` test samples."""
+    """The result of `compare`; accuracies on the same `samples` test samples.
+
+    TAPS accuracy is that of one split for all: the one with `classifier_relus` ReLUs in the
+    classifier.
+    """
 
     samples: int | None
     entries: list[Entry]
     folder: str
     picture: str | None = None
+    classifier_relus: int | None = None
 
     def entry(self, method: str) -> Entry:
         """Return the entry of a method."""
@@ -72,31 +77,37 @@ def compare(
     Each run lies in `out/METHOD-SEED`; finished ones are used again, interrupted ones continue.
     `settings` are those of `train`, options of a method (`taps={"weight": 2}`) going to that
     method only; a `preset` may contain `{method}`. Accuracies are those of `certify` and
-    `estimate` (TAPS) on the first `samples` test samples, all of them if None. A run that fails
-    is reported in its entry and does not stop the others. `watch(method, seed)` may return a
-    progress display for a training. Writes `comparison.json` and `figures/comparison.png`.
+    `estimate` (TAPS, with the largest classifier that one of them is trained with) on the first
+    `samples` test samples, all of them if None. Bad settings of any method are refused before
+    the first training. A run that fails is reported in its entry and does not stop the others.
+    `watch(method, seed)` may return a progress display for a training. Writes
+    `comparison.json` and `figures/comparison.png`.
     """
     out, flat = Path(out), flatten(settings)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give a folder as --out")
     _check(methods, seeds, flat)
-    presets = {m: preset.replace("{method}", m) if preset else None for m in methods}
-    for name in filter(None, presets.values()):
-        load_preset(name)  # refuses unknown ones before anything is trained
+    asked = {
+        (method, seed): {
+            "out": out / f"{method}-{seed}",
+            "preset": None if preset is None else preset.replace("{method}", method),
+            "method": method,
+            "resume": Run(out / f"{method}-{seed}").config.exists(),
+            **_settings_of(method, flat),
+            "seed": seed,
+        }
+        for method in methods
+        for seed in range(seeds)
+    }
+    relus = _check_runs(list(asked.values()), samples)
     entries = []
     for method in methods:
         entry = Entry(method, [], {column: [] for column in COLUMNS})
         for seed in range(seeds):
             run = Run(out / f"{method}-{seed}")
             try:
-                train(
-                    out=run.folder,
-                    preset=presets[method],
-                    method=method,
-                    resume=run.config.exists(),
-                    progress=watch(method, seed),
-                    **_settings_of(method, flat),
-                    seed=seed,
-                )
-                values = _measure(run, samples)
+                train(progress=watch(method, seed), **asked[method, seed])
+                values = _measure(run, samples, relus)
             except UserError as error:
                 entry.errors.append(f"{run.folder}: {error}")
                 continue
@@ -105,7 +116,8 @@ def compare(
                 entry.values[column].append(value)
         entries.append(entry)
     picture = draw_scatter(_points(entries), out / "figures" / "comparison.png")
-    result = Comparison(samples, entries, str(out), None if picture is None else str(picture))
+    drawn = None if picture is None else str(picture)
+    result = Comparison(samples, entries, str(out), drawn, relus)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "comparison.json", asdict(result))
     return result
@@ -139,16 +151,26 @@ def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None
             raise UserError(f"{name} belongs to none of the methods {', '.join(methods)}")
 
 
+def _check_runs(asked: Sequence[dict[str, Any]], samples: int | None) -> int | None:
+    """Refuse what a training would refuse; return the split to estimate TAPS accuracy with."""
+    splits = set()
+    for arguments in asked:
+        settings, dataset = check_training(**arguments)
+        choose_samples(dataset, samples)
+        splits.add(int(settings.options.get("classifier_relus", 0)))
+    return max(splits) or None
+
+
 def _settings_of(method: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that concern one method."""
     own = f"{section(method)}."
     return {k: v for k, v in settings.items() if "." not in k or k.startswith(own)}
 
 
-def _measure(run: Run, samples: int | None) -> tuple[float, ...]:
+def _measure(run: Run, samples: int | None, relus: int | None) -> tuple[float, ...]:
     """Certify a trained run, and return the values of the columns."""
     certified = certify(run, samples=samples)
-    latent = estimate(run, samples=samples)
+    latent = estimate(run, samples=samples, classifier_relus=relus)
     seconds = sum(record["seconds"] for record in run.history())
     adversarial = certified.adversarial
     assert adversarial is not None

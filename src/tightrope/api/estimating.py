@@ -17,7 +17,7 @@ from tightrope.box import Box
 from tightrope.certification.cascade import batch_seed
 from tightrope.domains import interval
 from tightrope.files import write_json
-from tightrope.graph import trace
+from tightrope.graph import Graph, trace
 from tightrope.precision import full_precision
 from tightrope.radius import Radius, format_radius
 from tightrope.runs import Run, open_run
@@ -65,15 +65,15 @@ def estimate(
 
     TAPS accuracy is the share of samples whose latent attack (`steps`, `restarts`) finds no
     wrong class, for the split with `classifier_relus` ReLUs in the classifier (by default the
-    one the run was trained with, else 1). `ratio` is the size of SABR's box. PGD takes 50 steps
-    from each of 3 starts, as in the paper's comparison.
+    one the run was trained with, else the smallest that has any). `ratio` is the size of SABR's
+    box. PGD takes 50 steps from each of 3 starts, as in the paper's comparison.
     """
     run = open_run(run)
     check_attack(steps, restarts, seed)
     examination = examine(run, eps, samples, start, device)
-    relus = trained_split(run) if classifier_relus is None else classifier_relus
-    objectives = estimators(relus, steps=steps, restarts=restarts, ratio=ratio)
     graph = trace(examination.module, examination.input_shape)
+    relus = trained_split(run, graph) if classifier_relus is None else classifier_relus
+    objectives = estimators(relus, steps=steps, restarts=restarts, ratio=ratio)
     size = min(BATCH, evaluation_batch(graph.split(relus)[1]))
     counts = dict.fromkeys(("natural", *objectives), 0)
     total, started = len(examination.indices), time.perf_counter()
@@ -155,6 +155,7 @@ def worst_margins(
     return -margins.scatter(1, y[:, None], torch.inf).amin(1)
 
 
-def trained_split(run: Run) -> int:
-    """Return how many ReLUs the classifier of a run's training had, 1 if it had none."""
-    return int(run.settings().options.get("classifier_relus", 1))
+def trained_split(run: Run, graph: Graph) -> int:
+    """Return how many ReLUs the classifier of a run's training had, else the fewest it can have."""
+    smallest = min((relus for relus in graph.cuts() if relus), default=0)
+    return int(run.settings().options.get("classifier_relus", smallest))

@@ -43,6 +43,19 @@ def check_attack(steps: int, restarts: int, seed: int) -> None:
         raise UserError(f"seed must lie in [0, 2^63), got {seed}")
 
 
+def choose_samples(dataset: data.Dataset, samples: int | None, start: int = 0) -> Tensor:
+    """Return the indices of `samples` test samples from `start` on, of all of them if None."""
+    available = len(dataset.x_test)
+    if not 0 <= start < available:
+        raise UserError(f"start must lie in [0, {available}), got {start}")
+    count = available - start if samples is None else samples
+    if not 1 <= count <= available - start:
+        raise UserError(
+            f"samples must lie in [1, {available - start}] when starting at {start}, got {samples}"
+        )
+    return torch.arange(start, start + count)
+
+
 def examine(
     run: Run, eps: Radius | None, samples: int | None, start: int, device: str | None
 ) -> Examination:
@@ -61,18 +74,10 @@ def examine(
             f"{architecture.num_classes} classes, {dataset.name} has {dataset.input_shape} and "
             f"{dataset.num_classes}: the run folder belongs to another network or data set"
         )
-    available = len(dataset.x_test)
-    if not 0 <= start < available:
-        raise UserError(f"start must lie in [0, {available}), got {start}")
-    count = available - start if samples is None else samples
-    if not 1 <= count <= available - start:
-        raise UserError(
-            f"samples must lie in [1, {available - start}] when starting at {start}, got {samples}"
-        )
+    indices = choose_samples(dataset, samples, start)
     target = pick_device(device or settings.device)
     if target.type == "mps":
         target = torch.device("cpu")  # proofs need float64, which MPS does not have
-    indices = torch.arange(start, start + count)
     return Examination(
         module.to(target), architecture.input_shape, radius, indices, dataset, target
     )

@@ -11,7 +11,7 @@ import torch
 
 from tightrope import data, nets
 from tightrope.api.devices import pick_device
-from tightrope.errors import UserError
+from tightrope.errors import UserError, shorten
 from tightrope.files import write_text
 from tightrope.runs import Run
 from tightrope.study.presets import load_preset
@@ -43,19 +43,44 @@ def train(
     override those of `preset`. An existing run in `out` is an error unless `resume` continues
     it (then the settings may be left out) or `force` replaces it.
     """
+    session = _prepare(out, preset, method, resume, force, settings)
+    if resume and session.run.checkpoint.exists():
+        session.restore()
+    else:
+        session.begin()
+    session.run_training(progress)
+    return session.run
+
+
+def check_training(
+    *,
+    out: str | Path,
+    preset: str | None = None,
+    method: str | Objective | None = None,
+    resume: bool = False,
+    force: bool = False,
+    **settings: Any,
+) -> tuple[Settings, data.Dataset]:
+    """Refuse what `train` would refuse, and write nothing; return all settings and the data."""
+    session = _prepare(out, preset, method, resume, force, settings)
+    return session.settings, session.data
+
+
+def _prepare(
+    out: str | Path,
+    preset: str | None,
+    method: str | Objective | None,
+    resume: bool,
+    force: bool,
+    settings: dict[str, Any],
+) -> _Session:
     run = Run(Path(out))
     given, objective = _gather(preset, method, settings)
     if resume and run.config.exists():
         given = _stored_settings(run, given)
     else:
         _check_folder(run, force)
-    session = _Session(run, Settings.parse(given), objective)
-    if resume and run.checkpoint.exists():
-        session.restore()
-    else:
-        session.begin()
-    session.run_training(progress)
-    return run
+    return _Session(run, Settings.parse(given), objective)
 
 
 def _check_folder(run: Run, force: bool) -> None:
@@ -78,15 +103,17 @@ def _check_folder(run: Run, force: bool) -> None:
 def _gather(
     preset: str | None, method: str | Objective | None, settings: dict[str, Any]
 ) -> tuple[dict[str, Any], Objective | None]:
-    given = load_preset(preset) if preset else {}
+    given = load_preset(preset) if preset is not None else {}
     objective = None
     if isinstance(method, str):
         settings = {"method": method, **settings}
     elif method is not None:
-        objective = method
+        objective, own = method, _own_settings(method)
         METHODS.setdefault(method.name, type(method))
-        options = dataclasses.asdict(method)  # type: ignore[call-overload]
-        settings = {"method": method.name, section(method.name): options, **settings}
+        twice = sorted(flatten(own).keys() & flatten(settings).keys())
+        if twice:
+            raise UserError(f"{twice[0]} is given twice: set it in the method object")
+        settings = {**own, **settings}
     given |= flatten(settings)
     if settings.get("method") and "method" in given:
         # Another method than the preset's makes the preset's method options meaningless.
@@ -94,6 +121,16 @@ def _gather(
         asked = flatten(settings)
         given = {k: v for k, v in given.items() if k in asked or not k.startswith(others)}
     return given, objective
+
+
+def _own_settings(method: Objective) -> dict[str, Any]:
+    """Return the name and the options of a method object as settings."""
+    name = None if isinstance(method, type) else getattr(method, "name", None)
+    if not dataclasses.is_dataclass(method) or not isinstance(name, str):
+        raise UserError(
+            f"method must be a name or an objective such as tr.TAPS(), got {shorten(method)}"
+        )
+    return {"method": name, section(name): dataclasses.asdict(method)}
 
 
 def _stored_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
@@ -143,6 +180,8 @@ class _Session:
                 self.device,
             )
         self.split = self.data.split(self.settings.validation, self.settings.seed)
+        if len(self.split.train) < 2 and self.trainer.has_batchnorm:
+            raise UserError("BatchNorm needs at least two training samples besides the validation")
         self.history: list[dict[str, Any]] = []
 
     def begin(self) -> None:

@@ -57,7 +57,7 @@ def compare(
                 return None
             stack.close()
             console.print(f"{method}, seed {seed}")
-            own = preset.replace("{method}", method) if preset else None
+            own = None if preset is None else preset.replace("{method}", method)
             return stack.enter_context(training_bar(planned_epochs(own, given)))
 
         result = api.compare(
@@ -85,10 +85,10 @@ def print_comparison(result: api.Comparison) -> None:
     for entry in result.entries:
         for error in entry.errors:
             console.print(f"failed: {error}")
-    if result.picture is None:
-        console.print("for a picture: pip install 'tightrope[plots]'")
-    else:
+    if result.picture is not None:
         console.print(f"picture: {result.picture}")
+    elif any(entry.runs for entry in result.entries):
+        console.print("for a picture: pip install 'tightrope[plots]'")
 
 
 def _cell(entry: api.Entry, column: str) -> str:

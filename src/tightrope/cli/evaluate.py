@@ -157,7 +157,7 @@ def print_summary(run: Path, summary: Certification) -> None:
 @_eps
 @_samples
 @_start
-@click.option("--classifier-relus", type=int, help="Where TAPS splits.  [as trained, else 1]")
+@click.option("--classifier-relus", type=int, help="Where TAPS splits.  [as trained, or least]")
 @click.option("--steps", type=int, default=20, help="Steps of the latent attack.  [20]")
 @click.option("--restarts", type=int, default=1, help="Restarts of the latent attack.  [1]")
 @click.option("--ratio", type=float, default=0.4, help="Size of SABR's box.  [0.4]")

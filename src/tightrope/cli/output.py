@@ -25,7 +25,8 @@ from rich.table import Table
 
 from tightrope.training.step import StepResult
 
-console = Console(highlight=False)
+# What is printed comes from users, too: brackets in it are brackets.
+console = Console(highlight=False, markup=False)
 
 
 def print_json(value: Any) -> None:
@@ -41,7 +42,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
         console.print(table)
     else:  # a file or a pipe has no width that a table would have to fit
         width = max(console.width, _natural_width(table))
-        Console(highlight=False, file=console.file, width=width).print(table)
+        Console(highlight=False, markup=False, file=console.file, width=width).print(table)
 
 
 def fits(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:

@@ -94,7 +94,8 @@ def print_experiments(as_json: bool) -> None:
         return
     for row, experiment in zip(rows, EXPERIMENTS.values(), strict=True):
         times = ", ".join(f"{scale} {_duration(experiment.minutes(scale))}" for scale in SCALES)
-        console.print(f"[bold]{row['name']}[/bold]  {row['where']}  ({times})")
+        console.print(row["name"], style="bold", end="")
+        console.print(f"  {row['where']}  ({times})")
         console.print(Padding(experiment.claim, (0, 0, 1, 2)))
     console.print("Times from nothing: laptop on two cores, paper roughly the authors' on one GPU.")
 

@@ -96,7 +96,7 @@ def _epochs(out: Path, preset: str | None, given: dict[str, Any], resume: bool) 
 
 def planned_epochs(preset: str | None, given: dict[str, Any]) -> int:
     """Return the number of epochs that the settings ask for, for progress bars."""
-    chosen = {**(load_preset(preset) if preset else {}), **given}.get("epochs", 70)
+    chosen = {**(load_preset(preset) if preset is not None else {}), **given}.get("epochs", 70)
     try:
         return int(str(chosen))
     except ValueError:

@@ -25,7 +25,7 @@ from tightrope.certification.properties import Ball, Samples
 from tightrope.certification.subjects import Subject
 from tightrope.domains import milp
 from tightrope.files import write_json, write_text
-from tightrope.graph import trace
+from tightrope.graph import Graph, trace
 from tightrope.precision import full_precision
 from tightrope.runs import Run
 from tightrope.study.measured import ESTIMATED, EXACT, SPLITS, read_lines
@@ -45,7 +45,8 @@ CHUNK = 100
 def estimate_margins(run: Run, options: Mapping[str, Any], progress: Progress) -> None:
     """Write `margins.json`: the worst margins as each estimator of the options sees them."""
     examination = examine(run, options["eps"], options["samples"], 0, None)
-    relus = trained_split(run)
+    graph = trace(examination.module, examination.input_shape)
+    relus = trained_split(run, graph)
     names = options["estimators"]
     known: dict[str, Objective] = {
         **estimators(relus),
@@ -53,7 +54,7 @@ def estimate_margins(run: Run, options: Mapping[str, Any], progress: Progress) -
     }
     chosen = {name: known[name] for name in names if name != "natural"}
     found: dict[str, list[float]] = {name: [] for name in names}
-    for model, x, y, first in _batches(examination, relus, progress):
+    for model, x, y, first in _batches(examination, graph, relus, progress):
         if "natural" in found:
             found["natural"] += _rounded(worst_margin(model.logits, y))
         for name, objective in chosen.items():
@@ -69,7 +70,8 @@ def measure_splits(run: Run, options: Mapping[str, Any], progress: Progress) -> 
     examination = examine(run, options["eps"], options["samples"], 0, None)
     relus: Sequence[int] = options["relus"]
     robust = dict.fromkeys(relus, 0)
-    for model, x, y, first in _batches(examination, max(relus), progress):
+    graph = trace(examination.module, examination.input_shape)
+    for model, x, y, first in _batches(examination, graph, max(relus), progress):
         for k in relus:
             torch.manual_seed(batch_seed(0, first))
             margins = worst_margins(TAPS(k, loss="taps"), model, x, y, float(examination.eps))
@@ -81,10 +83,9 @@ def measure_splits(run: Run, options: Mapping[str, Any], progress: Progress) -> 
 
 
 def _batches(
-    examination: Examination, relus: int, progress: Progress
+    examination: Examination, graph: Graph, relus: int, progress: Progress
 ) -> Iterator[tuple[FixedModel, Tensor, Tensor, int]]:
     """Yield batches as `tightrope estimate` makes them: same numbers, sample by sample."""
-    graph = trace(examination.module, examination.input_shape)
     size = min(BATCH, evaluation_batch(graph.split(relus)[1]))
     total = len(examination.indices)
     with torch.random.fork_rng(), torch.no_grad(), full_precision():

@@ -43,7 +43,7 @@ def number(
     def parse(value: Any) -> float:
         try:
             result = float(value) if not isinstance(value, bool) else math.nan
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             result = math.nan
         below = result <= minimum if strict else result < minimum
         endless = math.isinf(result) and minimum > -math.inf

@@ -28,6 +28,7 @@ def _setting(default: Any, parse: Parser, help: str) -> Any:
 
 
 _count = parsing.optional(parsing.whole(1))
+_LARGEST = 1e30  # optimisers count in single precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +71,13 @@ class Settings:
     optimizer: str = _setting(
         "adam", parsing.choice("adam", "adamw", "radam", "sgd"), "adam, adamw, radam or sgd"
     )
-    learning_rate: float = _setting(5e-4, parsing.number(0, strict=True), "first learning rate")
+    learning_rate: float = _setting(
+        5e-4, parsing.number(0, strict=True, maximum=_LARGEST), "first learning rate"
+    )
     momentum: float = _setting(0.9, parsing.number(0, maximum=1), "momentum of sgd")
-    weight_decay: float = _setting(0.0, parsing.number(0), "weight decay of the optimiser")
+    weight_decay: float = _setting(
+        0.0, parsing.number(0, maximum=_LARGEST), "weight decay of the optimiser"
+    )
     decay_epochs: tuple[int, ...] | None = _setting(
         None, parsing.optional(parsing.increasing), "epochs at which the learning rate drops"
     )

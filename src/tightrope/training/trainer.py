@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tightrope.attacks import misclassified
 from tightrope.errors import UserError
-from tightrope.graph import Graph, trace
+from tightrope.graph import Graph, ops, trace
 from tightrope.precision import full_precision
 from tightrope.training.averaging import WeightAverage
 from tightrope.training.batchnorm import evaluation_model, precise_batchnorm
@@ -89,6 +89,11 @@ class Trainer:
         self.finished = 0
         self.best = -1.0
         self.selected_epoch = -1
+
+    @property
+    def has_batchnorm(self) -> bool:
+        """Whether a step needs statistics of several samples."""
+        return any(isinstance(node.op, ops.BatchNorm) for node in self.graph.nodes)
 
     def run(
         self,
