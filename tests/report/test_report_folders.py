@@ -309,9 +309,21 @@ def test_attack_and_estimate_are_further_results(tmp_path: Path) -> None:
     run.estimate.write_text(json.dumps({"pgd": 0.25, "taps": "x", "samples": None}))
     text = shown(run).text
     assert "under attack (7 samples, ε 0.1)" in text and "PGD" in text
+    assert "estimate.json is damaged: its numbers are missing" in text
     run.attack.write_text("[")
     run.estimate.write_text("[]")
-    assert "under attack (7" not in shown(run).text
+    text = shown(run).text
+    assert "under attack (7" not in text and "attack.json is damaged" in text
+
+
+def test_numbers_beyond_all_measure(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    first, *rest = run.history_file.read_text().splitlines()
+    first = json.dumps({**json.loads(first), "loss": 10**400})
+    run.history_file.write_text("\n".join([first, *rest]) + "\n")
+    summary = json.loads(run.certification.read_text())
+    run.certification.write_text(json.dumps({**summary, "samples": 10**40}))
+    assert "Certification" in shown(run).text
 
 
 def test_nothing_to_show_is_an_error(tmp_path: Path) -> None:

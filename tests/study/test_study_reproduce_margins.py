@@ -15,8 +15,9 @@ import tightrope as tr
 from tightrope.runs import Run
 from tightrope.study import margins
 from tightrope.study.experiments.precision import contradicts
-from tightrope.study.measured import EXACT, Measured, read_lines, unfinished
+from tightrope.study.measured import EXACT, Measured, read_lines
 from tightrope.study.plans import Plan
+from tightrope.study.remaining import unfinished
 from tightrope.study.work import carry_out
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -138,7 +138,8 @@ def _count(
     stages = [s for s in listed if isinstance(s, str)] if isinstance(listed, list) else []
     stages = list(dict.fromkeys([*stages, *(r.stage for r in records)]))
     samples = summary.get("samples")
-    total = max(samples if type(samples) is int else 0, len(records))
+    stated = samples if type(samples) is int and samples < LARGEST else 0
+    total = max(stated, len(records))
     given = {"stages": [name for name in stages if name != "natural"]}
     return _from_summary(summarize(records, total, given).to_json(), settings)
 

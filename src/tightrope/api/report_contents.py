@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +32,8 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
     history, damage = _read_history(run)
     reading = read_certification(run)
     module, more = _read_network(run, settings, len(history), reading)
-    notices += damage + more + list(reading.notices)
+    further, unread = _further(run)
+    notices += damage + more + list(reading.notices) + unread
     notices = [notice.replace(f"{folder}/", "") for notice in notices]
     if not raw and not history and reading.certificate is None:
         return Skipped(folder, "; ".join(notices))
@@ -47,7 +47,7 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
         samples=reading.samples,
         gallery=pictures.gallery(run, raw, reading.samples, module, reading.settings.get("eps")),
         commands=repeat_commands(settings, run.folder, reading.settings),
-        further=_further(run),
+        further=further,
         notices=tuple(notices),
     )
 
@@ -96,7 +96,7 @@ def _read_history(run: Run) -> tuple[list[Epoch], list[str]]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and abs(value) < LARGEST
+    return type(value) in (int, float) and abs(value) < LARGEST
 
 
 def _read_network(
@@ -139,24 +139,32 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _further(run: Run) -> dict[str, str]:
-    """Return the results of `attack` and `estimate`, if they can be read."""
-    results = {}
+def _further(run: Run) -> tuple[dict[str, str], list[str]]:
+    """Return the results of `attack` and `estimate`, and what of them cannot be read."""
+    results: dict[str, str] = {}
+    notices: list[str] = []
     sources = (
         (run.attack, {"adversarial": "under attack"}),
         (run.estimate, {"pgd": "PGD", "sabr": "SABR box", "taps": "TAPS", "ibp": "IBP"}),
     )
     for path, columns in sources:
+        if not path.exists():
+            continue
         try:
             values = read_json(path, "a result")
-        except (UserError, OSError):
+        except UserError as error:
+            notices.append(str(error))
             continue
-        if isinstance(values, Mapping):
-            where = _where(values)
-            for column, name in columns.items():
-                if _is_number(values.get(column)):
-                    results[f"{name}{where}"] = percent(float(values[column]))
-    return results
+        except OSError as error:
+            notices.append(f"{path.name} cannot be read: {error.strerror}")
+            continue
+        found = values if isinstance(values, Mapping) else {}
+        if not all(_is_number(found.get(column)) for column in columns):
+            notices.append(f"{path.name} is damaged: its numbers are missing")
+        for column, name in columns.items():
+            if _is_number(found.get(column)):
+                results[f"{name}{_where(found)}"] = percent(float(found[column]))
+    return results, notices
 
 
 def _where(values: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from tightrope.study.measured import Measured, Measurements, Missing
 from tightrope.study.output import draw, write_result
 from tightrope.study.plans import Plan, adjust
 from tightrope.study.runner import Display, Session, carry_out_all
-from tightrope.training.settings import flatten
+from tightrope.training.settings import Settings, flatten
 from tightrope.version import __version__
 
 
@@ -57,6 +57,8 @@ def reproduce(
         raise UserError(f"{folder} is a file; give a folder as --out")
     plans = _choose(experiment.plans(scale), only)
     plans = adjust(plans, flatten(settings), samples=samples, timeout=timeout)
+    for plan in plans:
+        Settings.parse(plan.wanted())  # refuses bad settings before anything is trained
     workers = _jobs(jobs, scale, len(plans))
     threads = max(1, torch.get_num_threads() // workers)
     began = time.monotonic()

@@ -40,7 +40,7 @@ def draw_margins(run: Contents) -> Markup | None:
     zero = line("zero", x(0), FRAME.top, x(0), FRAME.height - FRAME.bottom)
     svg = FRAME.svg(
         label,
-        FRAME.grid(x, y, lambda v: significant(v, 4), lambda v: count(round(v))),
+        FRAME.grid(x, y, lambda v: significant(v, 4), _whole_count),
         _bars(counts, edges, x, y),
         zero,
         FRAME.y_title("samples"),
@@ -49,6 +49,11 @@ def draw_margins(run: Contents) -> Markup | None:
     legend = tag("p", each(key(v, NAMES[v]) for v in counts), class_="legends")
     scroll = scrolling(svg, "Margins", class_="wide")
     return tag("figure", scroll, legend, _tail(known, edges), class_="panel")
+
+
+def _whole_count(value: float) -> str:
+    """Label an axis of samples: there are no halves of them."""
+    return count(round(value)) if math.isclose(value, round(value)) else ""
 
 
 def bin_edges(margins: Sequence[float]) -> list[float]:

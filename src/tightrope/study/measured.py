@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,9 @@ import numpy as np
 
 from tightrope.errors import UserError
 from tightrope.files import read_json
-from tightrope.radius import format_radius, parse_radius
 from tightrope.runs import Run
 from tightrope.study.experiment import Claim, Verdict
-from tightrope.study.plans import Plan
-from tightrope.training.settings import Settings, read_toml
+from tightrope.training.settings import Settings
 
 ESTIMATED, EXACT, SPLITS = "margins.json", "exact.jsonl", "splits.json"
 Array = np.ndarray
@@ -30,6 +29,10 @@ class Missing(Exception):
     """A measurement is not there; the text says which and why."""
 
 
+class Damaged(Missing):
+    """A measurement is there, but nobody can tell what it says."""
+
+
 class Measured:
     """One run folder; every reader raises `Missing` if what it needs is not there."""
 
@@ -38,27 +41,26 @@ class Measured:
         self.name = folder.name
 
     def _read(self, file: str) -> Any:
-        try:
-            return read_json(self.run.folder / file, "a measurement")
-        except UserError as error:
-            raise Missing(str(error)) from None
+        path = self.run.folder / file
+        if not path.exists():
+            raise Missing(f"{path} is missing (a measurement)")
+        with _damaged():
+            return read_json(path, "a measurement")
 
     @cached_property
     def settings(self) -> Settings:
         """The settings of the training."""
-        try:
+        with _damaged():
             return self.run.settings()
-        except UserError as error:
-            raise Missing(str(error)) from None
 
     @cached_property
     def certification(self) -> dict[str, Any]:
         """The summary of a certification that came to its end."""
         found = self._read(self.run.certification.name)
-        if not isinstance(found, dict) or not set(found) >= _SUMMARY:
-            raise Missing(f"the certification of {self.name} is damaged")
-        if not found.get("complete"):
+        if isinstance(found, dict) and found.get("complete") is False:
             raise Missing(f"the certification of {self.name} is not finished")
+        if not _is_summary(found):
+            raise Damaged(f"the certification of {self.name} is damaged")
         return found
 
     @cached_property
@@ -67,7 +69,7 @@ class Measured:
         found = self._read(ESTIMATED)
         parts = [found.get(n) for n in ("settings", "margins")] if isinstance(found, dict) else [0]
         if not all(isinstance(part, dict) for part in parts):
-            raise Missing(f"{ESTIMATED} of {self.name} is damaged")
+            raise Damaged(f"{ESTIMATED} of {self.name} is damaged")
         return found
 
     def margins(self, estimator: str) -> Array:
@@ -75,7 +77,10 @@ class Measured:
         margins = self.estimates["margins"]
         if estimator not in margins:
             raise Missing(f"{self.name} has no estimates by {estimator}")
-        return np.asarray(margins[estimator], dtype=float)
+        values = margins[estimator]
+        if not isinstance(values, list) or not values or not all(map(_is_number, values)):
+            raise Damaged(f"{ESTIMATED} of {self.name} is damaged: no margins by {estimator}")
+        return np.asarray(values, dtype=float)
 
     def accuracy(self, estimator: str, samples: int | None = None) -> float:
         """Return the share in % of (the first) samples with a negative worst margin."""
@@ -85,12 +90,12 @@ class Measured:
     def exact(self) -> list[dict[str, Any]]:
         """The exact margins, one record per sample."""
         path = self.run.folder / EXACT
-        try:
+        with _damaged():
             records = read_lines(path)[1:] if path.exists() else []
-        except UserError as error:
-            raise Missing(str(error)) from None
         if not records:
             raise Missing(f"{self.name} has no exact margins")
+        if not all(map(_is_exact, records)):
+            raise Damaged(f"{EXACT} of {self.name} is damaged")
         return records
 
     @cached_property
@@ -98,9 +103,9 @@ class Measured:
         """TAPS accuracy in % by the number of ReLUs in the classifier."""
         found = self._read(SPLITS)
         try:
-            return {int(k): 100 * v for k, v in found["accuracies"].items()}
+            return {int(k): 100 * float(v) for k, v in found["accuracies"].items()}
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise Missing(f"{SPLITS} of {self.name} is damaged") from None
+            raise Damaged(f"{SPLITS} of {self.name} is damaged") from None
 
     @property
     def natural(self) -> float:
@@ -144,12 +149,12 @@ class Measured:
     @cached_property
     def history(self) -> list[dict[str, Any]]:
         """The epochs of the training."""
-        try:
+        with _damaged():
             found = self.run.history()
-        except UserError as error:
-            raise Missing(str(error)) from None
         if not found:
             raise Missing(f"{self.name} is not trained")
+        if not all(_is_number(record.get("seconds")) for record in found):
+            raise Damaged(f"{self.run.history_file} is damaged: it lacks seconds")
         return found
 
     @property
@@ -231,6 +236,60 @@ class Measurements:
         return Claim(text, where, Verdict.HOLDS if holds else Verdict.FAILS, evidence)
 
 
+@contextmanager
+def _damaged() -> Iterator[None]:
+    """Turn what cannot be read into `Damaged`."""
+    try:
+        yield
+    except UserError as error:
+        raise Damaged(str(error)) from None
+    except OSError as error:
+        raise Damaged(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < math.inf
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_summary(found: Any) -> bool:
+    """Return whether something is the summary of a certification."""
+    if not isinstance(found, dict) or not set(found) >= _SUMMARY:
+        return False
+    stages = found["stages"]
+    numbers = (
+        _is_count(found["samples"]) and found["samples"] > 0,
+        _is_count(found["unknown"]),
+        _is_number(found["seconds"]),
+        _is_share(found["natural"]),
+        _is_share(found["certified"]),
+        found["adversarial"] is None or _is_share(found["adversarial"]),
+    )
+    return (
+        all(numbers)
+        and isinstance(found["settings"], dict)
+        and isinstance(stages, dict)
+        and all(isinstance(s, dict) and _is_count(s.get("verified", 0)) for s in stages.values())
+    )
+
+
+def _is_exact(record: Any) -> bool:
+    """Return whether a record brackets a worst margin."""
+    return (
+        isinstance(record, dict)
+        and _is_count(record.get("index"))
+        and isinstance(record.get("by"), str)
+        and all(_is_number(record.get(end)) for end in ("lower", "upper"))
+    )
+
+
 def over_seeds(values: Sequence[float]) -> str:
     """Return mean and standard deviation as text, a single value alone."""
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
@@ -246,106 +305,3 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     except ValueError:
         raise UserError(f"{path} is damaged; remove it, and it is computed again") from None
     return records
-
-
-# --- is there anything left to do? --------------------------------------------------------------
-
-
-def unfinished(plan: Plan, folder: Path) -> list[str]:
-    """Return which parts of a plan are still to be done, in order."""
-    run = Run(folder)
-    if not _trained(plan, run):
-        return ["train", "certify", "estimate", "exact", "splits"]
-    checks = {
-        "certify": _certified,
-        "estimate": _estimated,
-        "exact": _exact,
-        "splits": _split,
-    }
-    return [part for part, done in checks.items() if not done(plan, run)]
-
-
-def _trained(plan: Plan, run: Run) -> bool:
-    if not (run.config.exists() and run.weights.exists() and run.checkpoint.exists()):
-        return False
-    try:
-        stored = read_toml(run.config)
-        before = Settings.parse(stored)
-        wanted = Settings.parse({**stored, **plan.wanted()})
-        return wanted.to_table() == before.to_table() and len(run.history()) == before.epochs
-    except UserError:
-        return False  # the training will say what is wrong
-
-
-def _certified(plan: Plan, run: Run) -> bool:
-    settings = _settings(run.certification, complete=True)
-    wanted = dict(plan.certify)
-    if "eps" in wanted:
-        wanted["eps"] = format_radius(parse_radius(wanted["eps"]))
-    if "stages" in wanted:
-        wanted["stages"] = list(wanted["stages"])
-    return _same(settings, run, {k: v for k, v in wanted.items() if v is not None})
-
-
-def _estimated(plan: Plan, run: Run) -> bool:
-    return not plan.estimate or _same(
-        _settings(run.folder / ESTIMATED), run, estimate_settings(plan)
-    )
-
-
-def _exact(plan: Plan, run: Run) -> bool:
-    path = run.folder / EXACT
-    if not plan.exact:
-        return True
-    if not path.exists():
-        return False
-    try:
-        header, *records = read_lines(path) or [{}]
-    except UserError:
-        return False  # computing it will say what is wrong
-    compared = sum("milp" in record for record in records)
-    enough = len(records) >= plan.exact["samples"] and compared >= plan.exact["milp"]
-    return enough and _same(header, run, exact_settings(plan))
-
-
-def _split(plan: Plan, run: Run) -> bool:
-    return not plan.splits or _same(_settings(run.folder / SPLITS), run, split_settings(plan))
-
-
-def estimate_settings(plan: Plan) -> dict[str, Any]:
-    """Return what estimated margins depend on, apart from the weights."""
-    return {"eps": _eps(plan), **{k: _plain(v) for k, v in plan.estimate.items()}}
-
-
-def exact_settings(plan: Plan) -> dict[str, Any]:
-    """Return what exact margins depend on, apart from the weights."""
-    return {"eps": _eps(plan)}
-
-
-def split_settings(plan: Plan) -> dict[str, Any]:
-    """Return what accuracies under splits depend on, apart from the weights."""
-    return {"eps": _eps(plan), **{k: _plain(v) for k, v in plan.splits.items()}}
-
-
-def _eps(plan: Plan) -> str:
-    return format_radius(parse_radius(plan.certify["eps"]))
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _settings(path: Path, *, complete: bool = False) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if complete and not found["complete"]:
-            return {}
-        return dict(found["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _same(settings: Mapping[str, Any], run: Run, wanted: Mapping[str, Any]) -> bool:
-    return settings.get("weights") == run.fingerprint() and all(
-        settings.get(name) == value for name, value in wanted.items()
-    )

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tightrope.study.measured import unfinished
 from tightrope.study.plans import Plan
+from tightrope.study.remaining import unfinished
 
 
 class Display(Protocol):

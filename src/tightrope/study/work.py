@@ -27,11 +27,11 @@ def carry_out(plan: Plan, folder: Path, *, threads: int = 1, watch: Watch) -> No
     """Do what is left of a plan; everything goes on where it was interrupted."""
     from tightrope.api import certify, train
     from tightrope.runs import Run
-    from tightrope.study import measured
+    from tightrope.study import remaining
     from tightrope.study.margins import estimate_margins, exact_margins, measure_splits
 
     run = Run(folder)
-    todo = measured.unfinished(plan, folder)
+    todo = remaining.unfinished(plan, folder)
     if "train" in todo:
         epochs = _Epochs(int(plan.wanted().get("epochs", 70)), watch)
         train(
@@ -41,7 +41,7 @@ def carry_out(plan: Plan, folder: Path, *, threads: int = 1, watch: Watch) -> No
             progress=epochs,
             **{**plan.settings, "seed": plan.seed},
         )
-    todo = measured.unfinished(plan, folder)
+    todo = remaining.unfinished(plan, folder)
     if "certify" in todo:
         certify(
             run,
@@ -50,14 +50,14 @@ def carry_out(plan: Plan, folder: Path, *, threads: int = 1, watch: Watch) -> No
             progress=lambda s: watch("certify", s.samples - s.open, s.samples),
         )
     if "estimate" in todo:
-        options = measured.estimate_settings(plan)
+        options = remaining.estimate_settings(plan)
         estimate_margins(run, options, lambda *counts: watch("estimate", *counts))
     if "exact" in todo:
         counts = plan.exact["samples"], plan.exact["milp"]
-        options = measured.exact_settings(plan)
+        options = remaining.exact_settings(plan)
         exact_margins(run, options, *counts, lambda *done: watch("exact", *done))
     if "splits" in todo:
-        options = measured.split_settings(plan)
+        options = remaining.split_settings(plan)
         measure_splits(run, options, lambda *counts: watch("splits", *counts))
 
 
@@ -87,7 +87,10 @@ def main() -> int:
         plan = Plan.from_json(request["plan"])
         carry_out(plan, Path(request["folder"]), threads=threads, watch=_report)
     except UserError as error:
-        _say({"error": " ".join(str(error).split())})
+        text = " ".join(str(error).split())
+        # `reproduce` itself overwrites nothing.
+        hint = f"; here: remove {request['folder']}" if "--force" in text else ""
+        _say({"error": text + hint})
         return 1
     except Exception as error:
         traceback.print_exc()

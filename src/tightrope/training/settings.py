@@ -251,5 +251,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"{path} is missing (the settings of the run)") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is damaged: not valid TOML ({error})") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from tightrope.study.experiment import (
     Value,
     Verdict,
 )
-from tightrope.study.measured import Measured, Measurements, Missing
+from tightrope.study.measured import Damaged, Measured, Measurements, Missing
 from tightrope.study.pictures import label
 from tightrope.study.plans import Plan
 from tightrope.training.objectives import METHODS
@@ -39,9 +38,13 @@ def analyse_proxy(runs: Measurements) -> Findings:
     """Compare TAPS accuracy with adversarial and certified accuracy, on the same samples."""
     found: dict[str, list[tuple[str, float, float, float]]] = {}
     bounded: dict[str, list[tuple[str, float, float, float]]] = {}
+    problems = []
     for run in runs:
         try:
             data, row = run.settings.data, _accuracies(run)
+        except Damaged as damage:
+            problems.append(f"{run.name}: {damage}")
+            continue
         except Missing:
             continue
         found.setdefault(data, []).append(row)
@@ -84,7 +87,7 @@ def analyse_proxy(runs: Measurements) -> Findings:
     tables = (Table("proxy", title, columns, tuple(rows)), each)
     claims = [claim for row in rows for claim in _proxy_claims(row)]
     pictures = (Picture("proxy", lambda plt: _draw_proxy(plt, found)),) if found else ()
-    return Findings(tables, tuple(claims), pictures)
+    return Findings(tables, tuple(claims), pictures, tuple(problems))
 
 
 def _accuracies(run: Measured) -> tuple[str, float, float, float]:
@@ -178,12 +181,17 @@ def analyse_cost(runs: Measurements) -> Findings:
         Column("paper_certifying", "certifying, s", "d"),
     )
     rows = []
+    problems = []
     for run in runs:
-        with suppress(Missing):
+        try:
             rows.append(_cost_row(run))
+        except Damaged as damage:
+            problems.append(f"{run.name}: {damage}")
+        except Missing:
+            continue
     title = "Seconds of training and certification (the paper: one GPU, the full test set)"
     table = Table("cost", title, columns, tuple(rows))
-    return Findings((table,), tuple(_cost_claims(runs)))
+    return Findings((table,), tuple(_cost_claims(runs)), problems=tuple(problems))
 
 
 def _cost_row(run: Measured) -> dict[str, Value]:
@@ -196,11 +204,15 @@ def _cost_row(run: Measured) -> dict[str, Value]:
         "paper_training": training,
         "paper_certifying": certifying,
     }
-    with suppress(Missing):
+    try:
         row |= {
             "certifying": float(run.certification["seconds"]),
             "sample": run.certify_seconds,
         }
+    except Damaged:
+        raise
+    except Missing:
+        pass  # not certified yet
     return row
 
 

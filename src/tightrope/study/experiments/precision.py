@@ -36,7 +36,10 @@ def errors(run: Measured) -> dict[str, np.ndarray]:
     exact = np.array([record["lower"] for record in solved])
     if not solved:
         raise Missing(f"no exact margin of {run.name} was found in time")
-    return {name: run.margins(name)[index] - exact for name in ESTIMATES}
+    estimated = {name: run.margins(name) for name in ESTIMATES}
+    if max(index) >= min(map(len, estimated.values())):
+        raise Missing(f"{run.name} has exact margins of samples without estimates")
+    return {name: margins[index] - exact for name, margins in estimated.items()}
 
 
 def analyse(runs: Measurements) -> Findings:

@@ -1,0 +1,117 @@
+"""What is left to do of a plan, told from the run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tightrope.errors import UserError
+from tightrope.radius import format_radius, parse_radius
+from tightrope.runs import Run
+from tightrope.study.measured import ESTIMATED, EXACT, SPLITS, read_lines
+from tightrope.study.plans import Plan
+from tightrope.training.settings import Settings, read_toml
+
+
+def unfinished(plan: Plan, folder: Path) -> list[str]:
+    """Return which parts of a plan are still to be done, in order."""
+    run = Run(folder)
+    if not _trained(plan, run):
+        return ["train", "certify", "estimate", "exact", "splits"]
+    checks = {
+        "certify": _certified,
+        "estimate": _estimated,
+        "exact": _exact,
+        "splits": _split,
+    }
+    return [part for part, done in checks.items() if not done(plan, run)]
+
+
+def _trained(plan: Plan, run: Run) -> bool:
+    if not (run.config.exists() and run.weights.exists() and run.checkpoint.exists()):
+        return False
+    try:
+        stored = read_toml(run.config)
+        before = Settings.parse(stored)
+        wanted = Settings.parse({**stored, **plan.wanted()})
+        return wanted.to_table() == before.to_table() and len(run.history()) == before.epochs
+    except UserError:
+        return False  # the training will say what is wrong
+
+
+def _certified(plan: Plan, run: Run) -> bool:
+    settings = _settings(run.certification, complete=True)
+    wanted = dict(plan.certify)
+    if "eps" in wanted:
+        wanted["eps"] = format_radius(parse_radius(wanted["eps"]))
+    if "stages" in wanted:
+        wanted["stages"] = list(wanted["stages"])
+    return _same(settings, run, {k: v for k, v in wanted.items() if v is not None})
+
+
+def _estimated(plan: Plan, run: Run) -> bool:
+    return not plan.estimate or _same(
+        _settings(run.folder / ESTIMATED), run, estimate_settings(plan)
+    )
+
+
+def _exact(plan: Plan, run: Run) -> bool:
+    path = run.folder / EXACT
+    if not plan.exact:
+        return True
+    if not path.exists():
+        return False
+    try:
+        header, *records = read_lines(path) or [{}]
+    except UserError:
+        return False  # computing it will say what is wrong
+    if not all(isinstance(record, dict) for record in (header, *records)):
+        return False
+    compared = sum("milp" in record for record in records)
+    enough = len(records) >= plan.exact["samples"] and compared >= plan.exact["milp"]
+    return enough and _same(header, run, exact_settings(plan))
+
+
+def _split(plan: Plan, run: Run) -> bool:
+    return not plan.splits or _same(_settings(run.folder / SPLITS), run, split_settings(plan))
+
+
+def estimate_settings(plan: Plan) -> dict[str, Any]:
+    """Return what estimated margins depend on, apart from the weights."""
+    return {"eps": _eps(plan), **{k: _plain(v) for k, v in plan.estimate.items()}}
+
+
+def exact_settings(plan: Plan) -> dict[str, Any]:
+    """Return what exact margins depend on, apart from the weights."""
+    return {"eps": _eps(plan)}
+
+
+def split_settings(plan: Plan) -> dict[str, Any]:
+    """Return what accuracies under splits depend on, apart from the weights."""
+    return {"eps": _eps(plan), **{k: _plain(v) for k, v in plan.splits.items()}}
+
+
+def _eps(plan: Plan) -> str:
+    return format_radius(parse_radius(plan.certify["eps"]))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _settings(path: Path, *, complete: bool = False) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if complete and not found["complete"]:
+            return {}
+        return dict(found["settings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _same(settings: Mapping[str, Any], run: Run, wanted: Mapping[str, Any]) -> bool:
+    return settings.get("weights") == run.fingerprint() and all(
+        settings.get(name) == value for name, value in wanted.items()
+    )
