@@ -69,6 +69,16 @@ def test_runs_are_shared_and_used_again(commands: Commands, out: Path) -> None:
     assert outcome.json["figures"] == ["connector.svg", "connector.png"]
 
 
+def test_runs_of_earlier_calls_are_recorded(commands: Commands, out: Path) -> None:
+    """The table shows them, so it says how they were made."""
+    arguments = ("reproduce", "estimators", "--only", "equal-taps", "--out", out, "--json")
+    runs = commands.run(*arguments, *FEW).json["runs"]
+    assert {"equal-taps", "equal-taps-single", "short-taps-seed1"} <= set(runs)
+    assert "equal-taps-relus2" not in runs  # it failed
+    single = runs["equal-taps-single"]
+    assert single["reused"] and single["commands"] and single["training_seconds"] > 0
+
+
 def test_all_runs_are_looked_at(commands: Commands, out: Path, tmp_path: Path) -> None:
     cost = commands.run("reproduce", "cost", "--out", out, "--json").json
     seeds = ("", "-seed1", "-seed2")

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.measured import Measured, Measurements, Missing
 from tightrope.study.output import draw, write_result
 from tightrope.study.plans import Plan, adjust
+from tightrope.study.remaining import unfinished
 from tightrope.study.runner import Display, Session, carry_out_all
 from tightrope.training.settings import Settings, flatten
 from tightrope.version import __version__
@@ -55,8 +57,8 @@ def reproduce(
     folder = Path("runs") / "reproduce" / scale if out is None else Path(out)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give a folder as --out")
-    plans = _choose(experiment.plans(scale), only)
-    plans = adjust(plans, flatten(settings), samples=samples, timeout=timeout)
+    as_asked = partial(adjust, settings=flatten(settings), samples=samples, timeout=timeout)
+    plans = as_asked(_choose(experiment.plans(scale), only))
     for plan in plans:
         Settings.parse(plan.wanted())  # refuses bad settings before anything is trained
     workers = _jobs(jobs, scale, len(plans))
@@ -64,6 +66,13 @@ def reproduce(
     began = time.monotonic()
     session = carry_out_all(plans, folder, jobs=workers, threads=threads, display=display)
     elapsed = time.monotonic() - began
+    # The analysis looks at runs of earlier calls, too.
+    names = {plan.name for plan in plans}
+    plans += [
+        plan
+        for plan in as_asked(experiment.plans(scale))
+        if plan.name not in names and not unfinished(plan, folder / "runs" / plan.name)
+    ]
     return _conclude(experiment, scale, folder, plans, session, elapsed)
 
 
@@ -148,7 +157,7 @@ def _record(
         plan.name: {
             "seed": plan.seed,
             "commands": plan.commands(folder / "runs" / plan.name),
-            "reused": plan.name in session.reused,
+            "reused": plan.name not in session.seconds,
             **_seconds(measurements.get(plan.name)),
         }
         for plan in plans
