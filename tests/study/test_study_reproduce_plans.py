@@ -76,9 +76,11 @@ def test_precision_is_full_size() -> None:
     for plan in EXPERIMENTS["precision"].plans("laptop"):
         settings = Settings.parse(plan.wanted())
         assert (settings.net, settings.width, settings.epochs) == ("cnn3", 1, 70)
-        assert plan.certify["samples"] == plan.estimate["samples"] == 10_000
+        assert plan.certify["samples"] == 10_000
         assert plan.certify["eps"] == "0.05" and "milp" not in plan.certify.get("stages", ())
-        assert (plan.exact["samples"], plan.exact["milp"]) == (2000, 500)
+        if plan.seed == 0:
+            assert plan.estimate["samples"] == 10_000
+            assert (plan.exact["samples"], plan.exact["milp"]) == (2000, 500)
 
 
 def test_names_say_what_differs() -> None:

@@ -52,10 +52,9 @@ class Silence:
 
 @dataclass
 class Session:
-    """What came of the plans: reasons of failures, which runs were reused, and the seconds."""
+    """What came of the plans: reasons of failures, and the seconds of those that were made."""
 
     failures: dict[str, str] = field(default_factory=dict)
-    reused: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -80,7 +79,6 @@ def carry_out_all(
         if unfinished(plan, folder / "runs" / plan.name):
             todo.append(plan)
         else:
-            session.reused.append(plan.name)
             display.end(plan.name, "reused")
     if not todo:
         return session
