@@ -319,11 +319,12 @@ def _all_of(answers: Any) -> tuple[bool, str]:
 
 
 def _pictures(runs: Measurements, found: Mapping[str, Any]) -> tuple[Picture, ...]:
+    seeds = {method: [plan.name for plan in group] for method, group in repeated().items()}
     points = {
-        m: (n, c)
-        for m in ("ibp", "sabr", "taps", "staps")
-        if (n := runs.value(f"tiny-{m}", lambda run: run.natural)) is not None
-        and (c := runs.value(f"tiny-{m}", lambda run: run.certified)) is not None
+        method: (natural, certified)
+        for method, names in seeds.items()
+        if (natural := runs.mean(names, lambda run: run.natural)) is not None
+        and (certified := runs.mean(names, lambda run: run.certified)) is not None
     }
     pictures = []
     if found:
