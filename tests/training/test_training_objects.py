@@ -62,6 +62,9 @@ def test_narrow_residual_networks_train_and_are_estimated(tmp_path: Path) -> Non
     module, architecture = run.network()
     graph = trace(module, architecture.input_shape)
     assert 1 not in graph.cuts() and trained_split(run, graph) == 2
+    other = tr.train(method=tr.TAPS(0), net="mlp", out=tmp_path / "other", **SMALL)
+    module, architecture = other.network()
+    assert trained_split(other, trace(module, architecture.input_shape)) == 1
     estimated = tr.estimate(run, samples=20)
     assert estimated.settings["classifier_relus"] == 2
     assert estimated.ibp <= estimated.taps <= estimated.natural

@@ -48,7 +48,7 @@ class Comparison:
     """The result of `compare`; accuracies on the same `samples` test samples.
 
     TAPS accuracy is that of one split for all: the one with `classifier_relus` ReLUs in the
-    classifier.
+    classifier, the fewest that the network allows if None.
     """
 
     samples: int | None

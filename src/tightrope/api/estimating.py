@@ -156,6 +156,9 @@ def worst_margins(
 
 
 def trained_split(run: Run, graph: Graph) -> int:
-    """Return how many ReLUs the classifier of a run's training had, else the fewest it can have."""
+    """Return how many ReLUs the classifier of a run's training had, else the fewest it can have.
+
+    A classifier without any is not attacked: interval bounds have a name of their own.
+    """
     smallest = min((relus for relus in graph.cuts() if relus), default=0)
-    return int(run.settings().options.get("classifier_relus", smallest))
+    return int(run.settings().options.get("classifier_relus", 0)) or smallest

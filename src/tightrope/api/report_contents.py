@@ -58,8 +58,6 @@ def _read_settings(run: Run) -> tuple[dict[str, Any], Settings | None, list[str]
         raw = read_toml(run.config)
     except UserError as error:
         return {}, None, [str(error)]
-    except OSError as error:
-        return {}, None, [f"config.toml cannot be read: {error.strerror}"]
     method = raw.get("method", "ibp")
     known = {name for name, _, _ in describe_settings()}
     if isinstance(method, str) and method in METHODS:
