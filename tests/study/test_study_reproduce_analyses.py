@@ -255,6 +255,9 @@ def test_connector(tmp_path: Path) -> None:
     assert [row["taps"] for row in found.tables[0].rows] == [81, 86, 84, 90, 90, 89]
     assert [row["seeds"] for row in found.tables[0].rows] == [3, 3, 3, 1, 1, 1]
     assert "c = 0: 81.00 ± 4.58, c = 0.5: 86.00" in found.claims[0].evidence
+    # A reader should not have to work out what the seeds leave open.
+    assert found.claims[0].evidence.endswith("c = 1: 84.00 ± 4.58")
+    assert found.claims[3].evidence.endswith("c = 1: 89.00 (one seed each)")
 
 
 def test_estimators(tmp_path: Path) -> None:
@@ -277,6 +280,7 @@ def test_estimators(tmp_path: Path) -> None:
     assert verdicts(again)[:4] == [HOLDS, FAILS, HOLDS, FAILS]  # natural accuracy is equal
     evidence = [claim.evidence for claim in again.claims]
     assert evidence[0].startswith("single 80.50 ± 0.00, multi 81.00 ± 1.00 on 1000 samples (± 2.5")
+    assert evidence[0].endswith("each) (within the deviation over seeds)")
     # Estimates are of other samples than certificates.
     assert evidence[1] == "single 72.00 ± 0.00, multi 71.00 ± 1.00"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -294,6 +294,17 @@ def over_seeds(values: Sequence[float]) -> str:
     """Return mean and standard deviation as text, a single value alone."""
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.2f}{spread}"
+
+
+def doubt(groups: Iterable[Sequence[float]]) -> str:
+    """Return what the seeds leave open about means that are compared, as text to append."""
+    groups = list(groups)
+    if min(map(len, groups)) < 2:
+        return " (one seed each)" if max(map(len, groups)) < 2 else ""
+    means = list(map(statistics.fmean, groups))
+    if max(means) - min(means) < max(map(statistics.stdev, groups)):
+        return " (within the deviation over seeds)"
+    return ""
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tightrope.study import families
 from tightrope.study.experiment import Claim, Column, Experiment, Findings, Picture, Table, Value
-from tightrope.study.measured import Measured, Measurements, over_seeds
+from tightrope.study.measured import Measured, Measurements, doubt, over_seeds
 from tightrope.study.pictures import curves
 from tightrope.study.plans import Plan
 
@@ -110,7 +110,7 @@ def _extreme(
     by: dict[float, list[float]] = {}
     for c, run in zip(values, found, strict=True):
         by.setdefault(c, []).append(run.accuracy(what))
-    text = ", ".join(f"c = {c:g}: {over_seeds(own)}" for c, own in by.items())
+    text = ", ".join(f"c = {c:g}: {over_seeds(own)}" for c, own in by.items()) + doubt(by.values())
     means = {c: fmean(own) for c, own in by.items()}
     alone = sum(value == means[at] for value in means.values()) == 1
     return alone and means[at] == best(means.values()), text

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from tightrope.study import families, published
 from tightrope.study.experiment import Claim, Column, Experiment, Findings, Table, Value
-from tightrope.study.measured import Measured, Measurements, over_seeds
+from tightrope.study.measured import Measured, Measurements, doubt, over_seeds
 from tightrope.study.plans import Plan
 
 WHERE = "Table 3; Section 4.2"
@@ -125,7 +125,7 @@ def _better(
     text = f"single {over_seeds(before)}, multi {over_seeds(now)}"
     if read is _certified:  # on fewer samples than the others
         text += f" on {multi[0].samples} samples (± {multi[0].noise:.2f} each)"
-    return gap > 0 or (not strictly and gap == 0), text
+    return gap > 0 or (not strictly and gap == 0), text + doubt((before, now))
 
 
 def _certified(run: Measured) -> float:
