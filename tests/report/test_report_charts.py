@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import re
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tightrope.report.axes import Scale, path, ticks, widen
+from tightrope.report.content import Certificate, Contents
 from tightrope.report.margins import bin_edges, count_bins
 from tightrope.report.numbers import count, duration, percent, significant
 from tightrope.report.overview import radius_value
 from tightrope.report.pictures import is_picture, picture, signed_picture
+from tightrope.report.tradeoff import LETTER, LINE, draw_tradeoff
 
 values = st.floats(-1e6, 1e6).map(lambda v: round(v, 4))
 
@@ -142,3 +145,21 @@ def test_only_images_are_pictures() -> None:
 )
 def test_radii(text: str | None, value: float | None) -> None:
     assert radius_value(text) == value
+
+
+@pytest.mark.parametrize("runs", [1, 4, 8, 12])
+def test_labels_of_equal_runs_do_not_cover_each_other(runs: int) -> None:
+    made = Certificate(100, 90, 5, 5, 0, 0.97, 0.95, 0.9, 1.0, "0.1")
+    drawn = draw_tradeoff([Contents(f"run-{i}", "", certificate=made) for i in range(runs)])
+    found = re.findall(
+        r'<text x="([-.\d]+)" y="([-.\d]+)" class="point-name( end)?">(.*?)<', str(drawn)
+    )
+    assert len(found) == runs
+    boxes = []
+    for x, y, end, label in found:
+        width = len(label) * LETTER
+        boxes.append((float(x) - (width if end else 0), float(y), width))
+    for i, (left, y, width) in enumerate(boxes):
+        for other, below, wide in boxes[:i]:
+            apart = left >= other + wide or other >= left + width
+            assert apart or abs(y - below) >= LINE - 1

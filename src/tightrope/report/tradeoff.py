@@ -15,8 +15,9 @@ LONGEST = 22
 NAMED = 8
 LETTER = 6.6  # about the width of a letter of a label
 LINE = 15.0
-# Where a label may be, relative to its dot: to the right of it, left, above, below.
-PLACES = ((9, 4), (-9, 4), (9, -9), (9, 17), (-9, -9), (-9, 17), (9, 30), (9, -22))
+# Where a label may be, relative to its dot: to the right of it, left, and some lines up or down,
+# the nearest first: runs with the same accuracies have all their labels at one dot.
+PLACES = tuple((dx, 4 + LINE * n) for n in (0, -1, 1, -2, 2, -3, 3, -4, 4) for dx in (9, -9))
 
 Rectangle = tuple[float, float, float, float]
 
@@ -124,11 +125,11 @@ def _dot(run: Contents, label: str, x: Scale, y: Scale, taken: list[Rectangle]) 
 def _free_place(x: float, y: float, width: float, taken: list[Rectangle]) -> tuple[float, float]:
     """Return the offset of a label that covers least of what is there, and remember it."""
 
-    def rectangle(place: tuple[int, int]) -> Rectangle:
+    def rectangle(place: tuple[float, float]) -> Rectangle:
         left = x + place[0] - (width if place[0] < 0 else 0)
         return left, y + place[1] - LINE + 3, width, LINE
 
-    def cost(place: tuple[int, int]) -> float:
+    def cost(place: tuple[float, float]) -> float:
         left, top, wide, high = rectangle(place)
         inside = left >= FRAME.left and left + wide <= FRAME.width
         inside = inside and top >= 0 and top + high <= FRAME.height - FRAME.bottom
