@@ -2,64 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from handmade_modules import Buffers, Call, assert_same_or_refused, call, norm, rows, two_paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import boxes, networks, points_in, rounding_errors
 from torch import Tensor, nn
 
-from tightrope.errors import UserError
-from tightrope.graph import Graph, evaluate, ops, trace
+from tightrope.graph import ops, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FLAT, SEQUENCE, IMAGE = (6,), (3, 4), (4, 6, 5)
-
-
-class Call(nn.Module):
-    """A module whose forward is the given function of itself and the input."""
-
-    def __init__(self, function: Callable[..., Tensor], **held: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        self.function = function
-        for name, value in held.items():
-            setattr(self, name, value)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
-
-
-def call(function: Callable[[Tensor], Tensor]) -> Call:
-    """A module that is nothing but a function of its input."""
-    return Call(lambda self, x: function(x))
-
-
-class Buffers(nn.Module):
-    """Normalisation as users write it, with buffers that broadcast."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.linspace(-1, 1, 4).view(shape))
-        self.register_buffer("std", torch.linspace(0.2, 3, 4).view(shape))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.std
-
-
-def norm(kind: type[nn.Module], channels: int, **options: object) -> nn.Module:
-    """A BatchNorm that has seen data."""
-    layer = kind(channels, **options)
-    layer.running_mean = torch.linspace(-2, 2, channels)
-    layer.running_var = torch.linspace(0.1, 5, channels)
-    if layer.affine:
-        layer.weight = nn.Parameter(torch.linspace(-1.5, 1, channels))
-        layer.bias = nn.Parameter(torch.linspace(1, -1, channels))
-    return layer
 
 
 def concat(self: Call, x: Tensor) -> Tensor:
@@ -70,11 +28,6 @@ def augmented_add(self: Call, x: Tensor) -> Tensor:
     out = self.layer(x)
     out += x
     return out
-
-
-def two_paths(self: Call, x: Tensor) -> Tensor:
-    a = torch.relu(self.a(x))
-    return self.b(a) - a
 
 
 def weird_but_fine(self: Call, x: Tensor) -> Tensor:
@@ -239,10 +192,6 @@ class DefaultArgument(nn.Module):
         return x * factor
 
 
-def rows(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.linspace(-1.1, 2, torch.Size(shape).numel()).view(shape))
-
-
 # Relative to 1 + |value|; sums here have up to a hundred terms of size one.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -327,19 +276,6 @@ def test_tracing_leaves_nothing_in_the_module() -> None:
     assert set(module.state_dict()) == state
 
 
-def assert_same_or_refused(module: nn.Module, change: Callable[[], object] = lambda: None) -> None:
-    """Check that the graph is right (also after a change of the module) if there is one."""
-    try:
-        graph = trace(module.eval(), FLAT)
-    except UserError as error:
-        assert "\n" not in str(error)
-        return
-    with torch.no_grad():
-        change()
-        x = torch.randn(20, 6)
-        torch.testing.assert_close(graph(x), module(x))
-
-
 def test_inplace_activation_whose_input_is_read_again() -> None:
     """`relu_` changes what the shortcut reads; a graph that ignores this would be unsound."""
 
@@ -378,140 +314,3 @@ def test_inplace_sum_of_a_value_that_is_read_again() -> None:
 
     module = Call(forward, a=nn.Linear(6, 4))
     assert_same_or_refused(module)
-
-
-# --- live parameters --------------------------------------------------------------------------
-
-
-def learned() -> nn.Module:
-    """A network in which everything that can be learned is used in its own way."""
-
-    def forward(self: Call, x: Tensor) -> Tensor:
-        x = (x - self.shift) * self.scale / self.divisor
-        x = F.leaky_relu(self.norm(self.conv(x)), 0.5)
-        x = self.extra - torch.flatten(x, 1)
-        return F.linear(self.hidden(x), self.weight, self.bias)
-
-    torch.manual_seed(0)
-    return Call(
-        forward,
-        shift=rows(1, 4, 1, 1),
-        scale=rows(4, 1, 1),
-        divisor=nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)),
-        conv=nn.Conv2d(4, 2, 3),
-        norm=norm(nn.BatchNorm2d, 2),
-        extra=rows(24),
-        hidden=nn.Linear(24, 5),
-        weight=rows(3, 5),
-        bias=rows(3),
-    )
-
-
-def test_graph_follows_the_parameters() -> None:
-    module = learned().double().eval()
-    graph = trace(module, IMAGE)
-    x = torch.randn(6, *IMAGE, dtype=torch.float64)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
-    before = graph(x).detach()
-    for _ in range(2):  # twice: a graph that holds on to an old autograd graph would fail
-        optimizer.zero_grad()
-        graph(x).square().mean().backward()
-        optimizer.step()
-    after = graph(x)
-    assert not torch.allclose(before, after)
-    torch.testing.assert_close(after, module(x), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["shift", "scale", "divisor", "extra", "weight", "bias"])
-def test_graph_follows_each_parameter(name: str) -> None:
-    module = learned().double().eval()
-    graph = trace(module, IMAGE)
-    x = torch.randn(6, *IMAGE, dtype=torch.float64)
-    before = graph(x).detach()
-    with torch.no_grad():
-        getattr(module, name).mul_(1.5).add_(0.25)
-    after = graph(x)
-    assert not torch.allclose(before, after)
-    torch.testing.assert_close(after, module(x), rtol=1e-12, atol=1e-12)
-
-
-def test_graph_follows_the_running_statistics() -> None:
-    module = nn.Sequential(nn.BatchNorm1d(6))
-    graph = trace(module, FLAT)
-    x = torch.randn(50, 6) * 3 + 1
-    before = graph(x)
-    module.train()(x)  # updates the statistics in place
-    assert not torch.allclose(before, graph(x))
-    torch.testing.assert_close(graph(x), module.eval()(x))
-
-
-def test_gradients_are_those_of_the_module() -> None:
-    module = learned().double().eval()
-    twin = copy.deepcopy(module)
-    graph = trace(module, IMAGE)
-    x = torch.randn(6, *IMAGE, dtype=torch.float64, requires_grad=True)
-    y = x.detach().clone().requires_grad_()
-    graph(x).sin().sum().backward()
-    twin(y).sin().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad, rtol=1e-11, atol=1e-12)
-    for (name, a), b in zip(module.named_parameters(), twin.parameters(), strict=True):
-        assert a.grad is not None and a.grad.abs().sum() > 0, name
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-11, atol=1e-11, msg=name)
-
-
-def test_composed_parameters_stay_live_or_are_refused() -> None:
-    """A weight computed in the forward pass must not be frozen at its value of today."""
-
-    def forward(self: Call, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight * self.gain)
-
-    module = Call(forward, weight=rows(3, 6), gain=rows(3, 1))
-    assert_same_or_refused(module, lambda: module.gain.mul_(2.0))
-
-
-# --- the graph as a value ---------------------------------------------------------------------
-
-
-def test_propagate_returns_what_is_asked_for() -> None:
-    graph = trace(Call(two_paths, a=nn.Linear(6, 4), b=nn.Linear(4, 4)), FLAT)
-    x = torch.randn(2, 6)
-    last = len(graph.nodes) - 1
-    assert set(graph.propagate(evaluate.RULES, x)) == {last}
-    assert set(graph.propagate(evaluate.RULES, x, keep=[0, 2])) == {0, 2, last}
-    everything = graph.propagate(evaluate.RULES, x, keep=range(len(graph.nodes)))
-    assert torch.equal(everything[0], x)
-    for i, node in enumerate(graph.nodes):
-        assert everything[i].shape == (2, *node.shape)
-
-
-def test_detach_cuts_off_gradients() -> None:
-    module = learned().eval()
-    graph: Graph = trace(module, IMAGE).detach()
-    x = torch.randn(2, *IMAGE, requires_grad=True)
-    graph(x).sum().backward()
-    assert x.grad is not None and x.grad.abs().sum() > 0
-    assert all(p.grad is None for p in module.parameters())
-    assert not graph(x.detach()).requires_grad
-    with torch.no_grad():
-        module.bias.add_(1.0)  # detached tensors still share their memory
-    torch.testing.assert_close(graph(x), module(x), rtol=1e-4, atol=1e-4)
-
-
-def test_to_float64_leaves_the_module_alone() -> None:
-    module = learned().eval()
-    graph = trace(module, IMAGE)
-    double = graph.to(torch.float64)
-    x = torch.randn(3, *IMAGE)
-    assert double(x.double()).dtype == torch.float64
-    assert graph(x).dtype == torch.float32
-    assert all(p.dtype == torch.float32 for p in module.parameters())
-    exact = copy.deepcopy(module).double()(x.double())
-    torch.testing.assert_close(double(x.double()), exact, rtol=1e-12, atol=1e-12)
-    norm_op = next(n.op for n in double.nodes if isinstance(n.op, ops.BatchNorm))
-    assert norm_op.batches is not None and not norm_op.batches.is_floating_point()
-
-
-def test_to_float64_passes_gradients_on() -> None:
-    module = learned().eval()
-    trace(module, IMAGE).to(torch.float64)(torch.randn(3, *IMAGE).double()).sum().backward()
-    assert all(p.grad is not None for p in module.parameters())
