@@ -2,6 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Two files of tests at a time, whatever the machine: some need more than a gigabyte.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .PHONY: demo test test-slow bench docs lint format clean help
 
@@ -12,10 +14,10 @@ demo: $(INSTALLED) ## Train, attack and certify a network on MNIST (under five m
 	$(BIN)/python examples/demo.py
 
 test: $(INSTALLED) ## Run the tests.
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 test-slow: $(INSTALLED) ## Run the slow tests too: real training and long fuzzing.
-	$(BIN)/python -m pytest -q -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 bench: $(INSTALLED) ## Measure training steps, relative to a standard step, and bounds.
 	$(BIN)/python benchmarks/data_loading.py

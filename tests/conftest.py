@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 # Helpers such as `networks` are plain modules next to this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
-torch.set_num_threads(2)
+# Tests that run side by side have one thread each.
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 # "ci" repeats the same examples on each run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 _shared = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
