@@ -12,7 +12,7 @@ from tightrope.study.pictures import curves
 from tightrope.study.plans import Plan
 
 RELUS = range(7)
-TESTING = 5  # minutes of a laptop for TAPS accuracy under all of them
+TESTING = 3  # minutes of a laptop for TAPS accuracy under all of them
 
 
 def groups(scale: str) -> dict[str, list[Plan]]:
