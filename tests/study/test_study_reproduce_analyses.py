@@ -228,6 +228,10 @@ def test_split(tmp_path: Path) -> None:
     third = found.tables[0].rows[3]
     assert (third["relus"], third["by_ibp"], third["by_crown"]) == (3, 60.0, 65.0)
     assert third["paper_by_ibp"] == 62.83
+    # 2 sqrt(0.9 * 0.1 / 1000) is 1.9 points.
+    assert found.claims[1].evidence.endswith(
+        "-8.00 by IBP alone, on 1000 samples (certified ± 1.90)"
+    )
 
 
 def test_trainability(tmp_path: Path) -> None:

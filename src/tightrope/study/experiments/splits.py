@@ -108,6 +108,7 @@ def _split_claims(runs: Measurements, setting: str, names: list[str]) -> list[Cl
         gain = max(run.certified for run in found[1:]) - found[0].certified
         loss = max(run.certified_by("ibp") for run in found[1:]) - found[0].certified_by("ibp")
         text = f"best split against IBP training: {gain:+.2f} in all, {loss:+.2f} by IBP alone"
+        text += f", on {found[0].samples} samples (certified ± {found[0].noise:.2f})"
         return gain > 0 and loss <= 0, text
 
     return [
