@@ -24,7 +24,7 @@ COMPLETE = {"stages": STAGES, "steps": 50, "restarts": 2}
 _TINY = {"ibp": 4, "pgd": 8, "sabr": 11, "taps": 10, "staps": 17}
 _CNN3 = {"ibp": 4, "pgd": 10, "sabr": 12, "mtl-ibp": 6, "taps": 28, "staps": 32}
 _CNN7 = {"ibp": 8, "pgd": 20, "sabr": 25, "mtl-ibp": 15, "taps": 40, "staps": 50}
-# By ReLUs in the classifier.
+# By ReLUs in the classifier, with certification.
 _NARROW = (3, 4, 6, 7, 9, 14, 16)
 
 SETTINGS = ("mnist-0.1", "mnist-0.3", "cifar10-2-255", "cifar10-8-255", "tinyimagenet-1-255")
