@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 # Two files of tests at a time, whatever the machine: some need more than a gigabyte.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-slow bench docs lint format clean help
+.PHONY: demo test test-slow hostile mutants bench bench-busy docs lint format clean help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -19,11 +19,21 @@ test: $(INSTALLED) ## Run the tests.
 test-slow: $(INSTALLED) ## Run the slow tests too: real training and long fuzzing.
 	$(PYTEST) -m "slow or not slow"
 
+hostile: $(INSTALLED) ## Try two thousand damaged or malicious files with every command.
+	$(BIN)/python tests/hostile/run.py
+
+mutants: $(INSTALLED) ## Plant bugs in a copy of the package and see that the tests notice (ONLY='replay/*').
+	$(BIN)/python tests/mutants/run.py $(if $(ONLY),--only '$(ONLY)')
+
 bench: $(INSTALLED) ## Measure training steps, relative to a standard step, and bounds.
 	$(BIN)/python benchmarks/data_loading.py
 	$(BIN)/python benchmarks/latent.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/bounds.py
+
+bench-busy: $(INSTALLED) ## Measure what busy neighbours cost training and the demo.
+	$(BIN)/python benchmarks/busy.py
+	$(BIN)/python benchmarks/busy_demo.py
 
 docs: $(INSTALLED) ## Build the documentation; look at docs/_build/html/index.html.
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html

@@ -14,6 +14,10 @@ import multiprocessing
 import resource
 import time
 
+from tightrope.waiting import sleep_while_waiting
+
+sleep_while_waiting()  # before torch is loaded
+
 import torch
 
 from tightrope import nets

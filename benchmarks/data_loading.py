@@ -16,6 +16,10 @@ import argparse
 import time
 from collections.abc import Iterator
 
+from tightrope.waiting import sleep_while_waiting
+
+sleep_while_waiting()  # before torch is loaded
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor

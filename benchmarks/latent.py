@@ -21,6 +21,10 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from unittest.mock import patch
 
+from tightrope.waiting import sleep_while_waiting
+
+sleep_while_waiting()  # before torch is loaded
+
 import torch
 from networks import BATCH, RADIUS, annealed_state, build
 from torch import Tensor

@@ -18,6 +18,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tightrope.waiting import sleep_while_waiting
+
+sleep_while_waiting()  # before torch is loaded
+
 import torch
 from networks import BATCH, RADIUS, State, annealed_state, build, endless
 

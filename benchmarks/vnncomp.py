@@ -15,6 +15,10 @@ import sys
 import time
 from pathlib import Path
 
+from tightrope.waiting import sleep_while_waiting
+
+sleep_while_waiting()  # before torch is loaded
+
 import torch
 
 from tightrope.api.verifying import verify_file

@@ -11,6 +11,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from tightrope.waiting import sleep_while_waiting
+
+sleep_while_waiting()  # before torch is loaded
+
 import tightrope as tr
 from tightrope.cli.compare import print_comparison
 from tightrope.cli.output import console, training_bar

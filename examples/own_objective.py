@@ -1,7 +1,6 @@
 """A training method of one's own, compared with IBP on equal terms.
 
-The method is a frozen dataclass with a name and a call: nothing is inherited, and nothing in the
-package is changed.
+The method is a frozen dataclass with a name and a call; nothing in the package is changed.
 """
 
 from __future__ import annotations
@@ -19,21 +18,19 @@ from tightrope.cli.compare import print_comparison
 from tightrope.domains import interval
 from tightrope.training.batchnorm import FixedModel
 from tightrope.training.objectives import METHODS
-from tightrope.training.objectives.base import certified, require
+from tightrope.training.objectives.base import certified
+from tightrope.training.parsing import number, setting
 
 
 @dataclass(frozen=True)
-class HingeIBP:
-    """Hinge loss of interval bounds: margins above `target` are good enough."""
+class HingeIBP(tr.Objective):
+    """Hinge loss of interval bounds: margins above a target are good enough."""
 
     name: ClassVar[str] = "hinge-ibp"
     summary: ClassVar[str] = "hinge loss of the worst margin under interval bounds"
     propagates_boxes: ClassVar[bool] = True
 
-    target: float = 3.0
-
-    def __post_init__(self) -> None:
-        require(self.target > 0, f"hinge-ibp.target must be positive, got {self.target}")
+    target: float = setting(3.0, number(0, strict=True), "margin that is good enough")
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> tr.Loss:
         """Return the mean of `max(0, target - worst margin)`."""

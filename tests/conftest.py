@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
+
+from tightrope.waiting import sleep_while_waiting
+
+sleep_while_waiting()  # before torch is loaded
 
 # Helpers such as `networks` are plain modules next to this file.
 sys.path.insert(0, str(Path(__file__).parent))
-
-# Tests that run side by side have one thread each.
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 # "ci" repeats the same examples on each run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 _shared = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -25,13 +25,22 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Silence torch where tests use its slow paths on purpose."""
+    """Prepare torch, except in a process that only hands out tests to others."""
+    # Tests use slow paths of torch on purpose.
     config.addinivalue_line("filterwarnings", "ignore:Using padding='same' with even:UserWarning")
+    aside = "PYTEST_XDIST_WORKER" in os.environ
+    if aside or not getattr(config.option, "numprocesses", None):
+        import torch
+
+        # Tests that run side by side have one thread each.
+        torch.set_num_threads(1 if aside else 2)
 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Run a module's tests on one thread: tiny networks lose more by waiting than they gain."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -446,7 +446,11 @@ def _slice(w: _Writer) -> None:
         index.append(slice(start, stop, w.integer(1, 2)))
     if len(index) > 1 and w.choose(False, True):
         index[-1] = w.integer(-1, 0)
-    w.append(lambda x: x[(slice(None), *index)])
+    whole = all(i == slice(0, size, 1) for i, size in zip(index, w.shape, strict=True))
+    if whole:  # PyTorch leaves these out, unless they are asked for by name
+        w.append(lambda x: torch.ops.aten.slice.Tensor(x, 1, 0, x.shape[1]))
+    else:
+        w.append(lambda x: x[(slice(None), *index)])
 
 
 def _concat(w: _Writer) -> None:

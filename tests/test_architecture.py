@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "tightrope"
-SHARED = {"box", "errors", "files", "precision", "radius", "version"}
+SHARED = {
+    "box",
+    "deadline",
+    "errors",
+    "files",
+    "limits",
+    "precision",
+    "radius",
+    "reading",
+    "version",
+}
 MAY_IMPORT = {
     "graph": {"graph"},
     "domains": {"domains", "graph"},

@@ -1,7 +1,7 @@
 """Tables of what there is to choose from, made from the code: settings, methods, networks.
 
-`{settings}`, `{method-options}`, `{architectures}`, `{layers}`, `{presets}` and `{experiments}`
-take no content.
+`{settings}`, `{method-options}`, `{architectures}`, `{layers}`, `{presets}`, `{experiments}` and
+`{limits}` take no content.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from tightrope import nets
-from tightrope.graph.converters import supported_layers
+from tightrope.graph.converters import LAYERS
+from tightrope.limits import LIMITS
 from tightrope.radius import format_radius
 from tightrope.study.experiment import SCALES
 from tightrope.study.experiments import EXPERIMENTS
@@ -50,12 +51,17 @@ class MethodOptions(SphinxDirective):
 def _method(name: str) -> nodes.section:
     method, head = METHODS[name], section_of(name)
     options = [
-        (code(f"{head}.{option}"), code(_kind(str(field.type))), _default(field.default))
+        (
+            code(f"{head}.{option}"),
+            code(_kind(str(field.type))),
+            _default(field.default),
+            text(field.metadata["help"]),
+        )
         for option, field in method_options(name).items()
     ]
     content: nodes.Node = paragraph("It takes no options.")
     if options:
-        content = table(("option", "type", "default"), options)
+        content = table(("option", "type", "default", "meaning"), options)
     summary = method.summary[0].upper() + method.summary[1:]
     start = paragraph(f"{summary}. In Python: ", code(f"tr.{method.__name__}"), ".")
     return section(name, f"method-{name}", start, content)
@@ -85,7 +91,7 @@ class Layers(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Return them in one paragraph."""
-        names = [part for name in supported_layers() for part in (code(name), ", ")]
+        names = [part for name in LAYERS for part in (code(name), ", ")]
         return [paragraph(*names[:-1], ".")]
 
 
@@ -127,6 +133,18 @@ def _default(value: Any) -> Cell:
     return code(format_radius(value) if isinstance(value, Fraction) else str(value))
 
 
+class Limits(SphinxDirective):
+    """How large files may be."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table."""
+        rows = [
+            (code(limit.variable), text(limit.meaning), f"{limit.default:,} {limit.unit}".strip())
+            for limit in LIMITS.values()
+        ]
+        return [table(("variable", "of", "default"), rows, numeric=(2,))]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx."""
     app.add_directive("settings", TrainingSettings)
@@ -135,4 +153,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("layers", Layers)
     app.add_directive("presets", Presets)
     app.add_directive("experiments", Experiments)
+    app.add_directive("limits", Limits)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -108,7 +108,7 @@ class Box:
     def contains(self, points: Tensor) -> Tensor:
         """Return which batch elements lie inside the box entirely."""
         inside = (points >= self.lower) & (points <= self.upper)
-        return inside.flatten(1).all(1)
+        return flat(inside).all(1)
 
 
 def spread(t: Tensor, count: int) -> Tensor:
@@ -117,3 +117,8 @@ def spread(t: Tensor, count: int) -> Tensor:
         last = t.permute(0, 2, 3, 1).unsqueeze(1).repeat(1, count, 1, 1, 1)
         return last.permute(0, 1, 4, 2, 3)
     return t.unsqueeze(1).repeat(1, count, *(1 for _ in t.shape[1:]))
+
+
+def flat(t: Tensor) -> Tensor:
+    """Return each batch element as one row; samples may have no dimensions at all."""
+    return t.flatten(1) if t.dim() > 1 else t.unsqueeze(1)

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import torch
 
-# The unit of rounding that proofs are made with.
+# The unit of rounding that proofs are made with: the gap above 1, twice what rounding to nearest
+# asks for, so that they hold whichever way operations are rounded.
 ROUNDING = torch.finfo(torch.float64).eps
 
 

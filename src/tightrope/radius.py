@@ -13,29 +13,51 @@ from tightrope.errors import UserError, shorten
 Radius = str | float | Fraction
 
 SMALLEST = Fraction(1, 10**30)  # below this, floats cannot tell the ball from its centre
-# Few digits, so that an exponent of millions cannot keep the machine busy.
-_NUMBER = re.compile(r"[-+]?[0-9.]{1,40}(e[-+]?[0-9]{1,3})?(/[0-9]{1,40})?", re.IGNORECASE)
+LARGEST = 10**30
+# A limit to the digits of numerator and denominator, so that an exponent of millions cannot keep
+# the machine busy. It is one on values, and fractions are written out: what is taken can be
+# written and read again.
+DIGITS = 200
+_NUMBER = re.compile(
+    rf"[-+]?[0-9.]{{1,{DIGITS}}}(e[-+]?[0-9]{{1,3}})?(/[0-9]{{1,{DIGITS}}})?", re.IGNORECASE
+)
 
 
-def parse_radius(value: Radius, name: str = "eps") -> Fraction:
-    """Read a radius in (0, 1] from `0.1`, `"0.1"` or `"8/255"`."""
-    # str(0.1) is "0.1": the decimal that was written, not the binary fraction behind it.
-    text = str(value).replace(" ", "").strip()
+def parse_radius(value: Radius, name: str = "eps", *, largest: int | None = 1) -> Fraction:
+    """Read a radius in (0, largest] from `0.1`, `"0.1"` or `"8/255"`."""
     try:
-        if not isinstance(value, Fraction) and not _NUMBER.fullmatch(text):
-            raise ValueError
-        if isinstance(value, Fraction):
-            radius = value
-        else:
-            above, _, below = text.partition("/")
-            radius = Fraction(above) / Fraction(below or 1)
+        radius = value if isinstance(value, Fraction) else _read(value)
     except (ValueError, ZeroDivisionError):
         raise UserError(
-            f"{name} must be a number such as 0.1 or 8/255, got {shorten(value)}"
+            f"{name} must be a number such as 0.1 or 8/255, got {_shown(value)}"
         ) from None
-    if not SMALLEST < radius <= 1:
-        raise UserError(f"{name} must lie in (0, 1], in units of [0, 1] pixels, got {text}")
+    if largest is None and not SMALLEST < radius <= LARGEST:
+        raise UserError(f"{name} must be a positive number below 1e30, got {_shown(value)}")
+    if largest is not None and not SMALLEST < radius <= largest:
+        raise UserError(
+            f"{name} must lie in (0, {largest}], in units of [0, 1] pixels, got {_shown(value)}"
+        )
+    if radius.denominator >= 10**DIGITS:
+        raise UserError(
+            f"{name} must be a fraction of at most {DIGITS} digits, got {_shown(value)}"
+        )
     return radius
+
+
+def _read(value: str | float) -> Fraction:
+    # str(0.1) is "0.1": the decimal that was written, not the binary fraction behind it.
+    text = str(value).replace(" ", "").strip()
+    if not _NUMBER.fullmatch(text):
+        raise ValueError
+    above, _, below = text.partition("/")
+    return Fraction(above) / Fraction(below or 1)
+
+
+def _shown(value: Radius) -> str:
+    try:
+        return shorten(value if isinstance(value, str) else str(value))
+    except ValueError:  # more digits than Python writes
+        return "a number of thousands of digits"
 
 
 def format_radius(radius: Fraction) -> str:

@@ -2,12 +2,14 @@
 
 Importing torch takes seconds. This script imports everything once and then, for every request
 on its standard input, forks a child that becomes the command: its own process, descriptors,
-working directory and exit code. `commands.py` is its other end.
+working directory and exit code. `commands.py` is its other end. The script's arguments are those
+of a short training, to rehearse with.
 
 A request is one line of JSON: `arguments`, `cwd`, and optionally `file_limit` (RLIMIT_FSIZE in
-bytes), `kill_at` (SIGKILL before the n-th change of a file below `cwd`) and `events` (a file to
-list those changes in). The answers are two lines: the child's process id, then `code` (negative
-for a signal), `out` and `err` as JSON.
+bytes), `memory` (in megabytes, beyond what the server has), `variables` of the environment,
+`kill_at` (SIGKILL before the n-th change of a file below `cwd`) and `events` (a file to list those
+changes in). The answers are two lines: the child's process id, then `code` (negative for a
+signal), `out` and `err` as JSON.
 """
 
 from __future__ import annotations
@@ -15,50 +17,28 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import importlib
 import io
 import json
 import os
 import resource
 import signal
 import sys
+import tempfile
+import threading
 import traceback
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
+from moments import Moment, install, log_changes
 
 import tightrope
 from tightrope.cli import main
 from tightrope.data.mnist import load_mnist
-
-
-def watch_files(folder: str, kill_at: int | None, events: str | None) -> None:
-    """Count what the process is about to do to files in `folder`; die before one of them."""
-    seen: list[str] = []
-    log = os.open(events, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if events else None
-
-    def hook(event: str, details: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, mode, _ = details
-            changes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
-        else:
-            path = details[0] if details else None
-            changes = event in ("os.rename", "os.remove", "os.truncate", "os.mkdir")
-        if not changes or not isinstance(path, str | os.PathLike):
-            return
-        if not os.path.realpath(path).startswith(folder):
-            return
-        exists = os.path.lexists(path)
-        if (event == "os.remove" and not exists) or (event == "os.mkdir" and exists):
-            return  # nothing will change
-        seen.append(event)
-        if log is not None:
-            os.write(log, f"{event} {Path(os.fspath(path)).name}\n".encode())
-        if len(seen) == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)
 
 
 class Capture:
@@ -75,7 +55,15 @@ class Capture:
         """Return everything, in the parent."""
         os.close(self.writer)
         with os.fdopen(self.reader, "rb") as file:
-            return file.read().decode()
+            return file.read().decode("utf-8", "backslashreplace")
+
+
+def expect(moment: Moment) -> None:
+    """Send a signal at some moment of this process, or let one that it starts do so."""
+    if moment.where:
+        os.environ.update(replace(moment, parent=os.getpid()).in_environment())
+    else:
+        install(moment)
 
 
 def become_command(request: dict[str, Any], out: Capture, err: Capture) -> None:
@@ -89,12 +77,16 @@ def become_command(request: dict[str, Any], out: Capture, err: Capture) -> None:
     # Whoever started the tests may ignore interrupts (a background shell does).
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if request.get("kill_at") or request.get("events"):
-            where = os.path.realpath(request["cwd"])
-            watch_files(where, request.get("kill_at"), request.get("events"))
+        if request.get("events"):
+            log_changes(os.path.realpath(request["cwd"]), request["events"])
+        if request.get("moment"):
+            expect(Moment(**request["moment"]))
         limit = request.get("file_limit")
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        os.environ.update(request["variables"])
+        if request.get("memory") is not None:
+            limit_memory(request["memory"])
         main(request["arguments"])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -108,22 +100,43 @@ def become_command(request: dict[str, Any], out: Capture, err: Capture) -> None:
         os._exit(code)
 
 
-def import_everything() -> None:
+def limit_memory(megabytes: int) -> None:
+    """Let this process take no more than that much memory beyond what it has."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    most = pages * resource.getpagesize() + (megabytes << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def import_everything(settings: Sequence[str]) -> None:
     """Do once what every command would do again, and leave the memory alone afterwards."""
     torch.set_num_threads(1)
     load_mnist()
     for name in tightrope.__all__:
         getattr(tightrope, name)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-        main(["train", "--help"])
+    for name in ("matplotlib.pyplot", "onnx", "onnxruntime", "onnxscript"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    with tempfile.TemporaryDirectory() as folder:
+        rehearse(Path(folder) / "run", settings)
+    assert threading.active_count() == 1, "a thread would not survive the fork"
     gc.collect()
     gc.freeze()  # or each child would copy what its garbage collector looks at
 
 
-def serve() -> None:
+def rehearse(run: Path, settings: Sequence[str]) -> None:
+    """Run some commands here: what they compile or load in passing is then there for all."""
+    train = ("train", "--out", run, *settings, "--set", "train_samples=128")
+    certify = ("certify", run, "--samples", "8", "--eps", "0.05", "--steps", "4", "--restarts", "1")
+    for command in (train, certify, ("estimate", run, "--samples", "4"), ("report", run)):
+        # Whether they work is for the tests to say.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+            main([str(argument) for argument in command])
+
+
+def serve(settings: Sequence[str]) -> None:
     """Answer requests until the standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    import_everything()
+    import_everything(settings)
     answers.write("ready\n")
     for line in sys.stdin:
         out, err = Capture(), Capture()
@@ -137,4 +150,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1:])

@@ -11,13 +11,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hangs import PATIENCE
+from moments import Moment
+
 SCRIPT = Path(sys.executable).with_name("tightrope")
 SERVER = Path(__file__).with_name("command_server.py")
-PATIENCE = 120.0
+STARTUP = Path(__file__).with_name("startup")
 
 # A network that trains in half a second and has samples of every verdict.
 SMALL = (
@@ -28,10 +31,16 @@ SMALL = (
 )
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of every command: one thread, no terminal."""
+def environment(moment: Moment | None = None) -> dict[str, str]:
+    """Return the environment of every command: one thread, no terminal.
+
+    At the moment, if there is one, the script itself or a process of its own sends a signal.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("COLUMNS", "TIGHTROPE"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    paths = [str(STARTUP), *filter(None, [kept.get("PYTHONPATH")])]
+    told = moment.in_environment() if moment else {}
+    ours = {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": os.pathsep.join(paths)}
+    return {**kept, **ours, **told}
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Commands:
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
         self.server = subprocess.Popen(
-            [sys.executable, SERVER],
+            [sys.executable, SERVER, *SMALL],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(),
@@ -103,15 +112,26 @@ class Commands:
         *arguments: str | Path,
         cwd: Path | None = None,
         file_limit: int | None = None,
+        memory: int | None = None,
+        variables: dict[str, str] | None = None,
         kill_at: int | None = None,
+        moment: Moment | None = None,
         events: Path | None = None,
     ) -> Running:
-        """Start a command; file changes are counted in `cwd` and below."""
+        """Start a command; file changes are counted in `cwd` and below.
+
+        It is killed before the change `kill_at`, or sends a signal at some other moment.
+        """
+        where = os.path.realpath(cwd or self.scratch)
+        if kill_at is not None:
+            moment = Moment("change", kill_at)
         request = {
             "arguments": [str(argument) for argument in arguments],
-            "cwd": str(cwd or self.scratch),
+            "cwd": where,
             "file_limit": file_limit,
-            "kill_at": kill_at,
+            "moment": None if moment is None else asdict(replace(moment, folder=where)),
+            "memory": memory,
+            "variables": variables or {},
             "events": None if events is None else str(events),
         }
         assert self.server.stdin is not None

@@ -160,7 +160,7 @@ TRAIN = [
 @pytest.mark.parametrize(("arguments", "fragment"), TRAIN)
 def test_train(commands: Commands, place: Path, arguments: list[str], fragment: str) -> None:
     with unchanged(place):
-        outcome = commands.run("train", "--out", "new", *SMALL, *arguments, cwd=place, timeout=5)
+        outcome = commands.run("train", "--out", "new", *SMALL, *arguments, cwd=place)
         assert_refused(outcome, fragment)
 
 
@@ -232,7 +232,7 @@ def test_other_commands(
     commands: Commands, place: Path, arguments: list[str], fragment: str
 ) -> None:
     with unchanged(place):
-        assert_refused(commands.run(*arguments, cwd=place, timeout=20), fragment)
+        assert_refused(commands.run(*arguments, cwd=place), fragment)
 
 
 @pytest.mark.parametrize(

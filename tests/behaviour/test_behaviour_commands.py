@@ -6,12 +6,12 @@ import json
 import re
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 from commands import (
-    PATIENCE,
     SMALL,
     Commands,
     Outcome,
@@ -20,9 +20,11 @@ from commands import (
     run_script,
     temporary_files,
 )
+from hangs import PATIENCE
 
 from tightrope import nets
 from tightrope.data.mnist import load_mnist
+from tightrope.radius import parse_radius
 
 CERTIFY = ("--samples", "300", "--eps", "0.03", "--steps", "10", "--restarts", "1")
 COMMANDS = (
@@ -79,6 +81,22 @@ def test_the_first_three_commands_of_a_user(tmp_path: Path) -> None:
     decided = {name: sum(counts.values()) for name, counts in summary["stages"].items()}
     assert min(decided["natural"], decided["ibp"], decided["attack"], decided["bab"]) > 0
     assert not temporary_files(tmp_path)
+
+
+def test_a_radius_of_many_digits_through_all_commands(commands: Commands, tmp_path: Path) -> None:
+    """What is written is read: it was taken by `train` and then refused by all others."""
+    eps = "1.2345678901234567890123456789e-12"
+    wide = "0.09876543210987654321098765432109876543210987654321"
+    assert_fine(commands.run("train", "--out", "run", *SMALL, "--eps", eps, cwd=tmp_path))
+    assert_fine(commands.run("train", "--out", "run", "--resume", cwd=tmp_path))
+    few = ("--samples", "20", "--steps", "3", "--restarts", "1")
+    for options in ((), ("--eps", wide, "--force"), ("--eps", wide)):
+        assert_fine(commands.run("certify", "run", *few, *options, cwd=tmp_path))
+    for command in ("attack", "estimate"):
+        assert_fine(commands.run(command, "run", *few, cwd=tmp_path))
+    assert_fine(commands.run("report", "run", cwd=tmp_path))
+    settings = json.loads((tmp_path / "run" / "certification.json").read_text())["settings"]
+    assert parse_radius(settings["eps"]) == Fraction(wide)
 
 
 # --- train ------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_one_split_for_all(commands: Commands, tmp_path: Path) -> None:
         (("--methods", "ibp,tabs"), "did you mean 'taps'?"),
         (("--methods", "ibp,ibp"), "different names"),
         (("--methods", ","), "different names"),
-        (("--methods", "ibp", "--seeds", "0"), "seeds must be at least 1"),
+        (("--methods", "ibp", "--seeds", "0"), "seeds must lie in [1, 1000], got 0"),
         (("--methods", "ibp", "--set", "seed=3"), "use methods and seeds"),
         (("--methods", "ibp", "--set", "taps.weight=3"), "belongs to none of the methods"),
         (("--methods", "ibp", "--preset", "nowhere/{method}"), "unknown preset"),

@@ -30,7 +30,7 @@ def other_run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> P
 
 def refused(commands: Commands, run: Path, arguments: tuple[str, ...], *fragments: str) -> None:
     with unchanged(run.parent):
-        assert_refused(commands.run(*arguments, cwd=run.parent, timeout=20), *fragments)
+        assert_refused(commands.run(*arguments, cwd=run.parent), *fragments)
 
 
 @pytest.fixture

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from commands import PATIENCE, SCRIPT, SMALL, Commands, environment, temporary_files
+import pytest
+from commands import SCRIPT, SMALL, Commands, environment, temporary_files
+from hangs import PATIENCE
+from moments import Moment
 
 LONG = (*SMALL, "--epochs", "25", "--set", "decay_epochs=20")
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def lines(path: Path) -> list[str]:
@@ -33,11 +27,9 @@ def assert_interrupted(code: int, err: str) -> None:
 
 def test_training_goes_on_where_ctrl_c_stopped_it(commands: Commands, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    running = commands.start("train", "--out", run, *LONG)
-    wait_for(lambda: len(lines(run / "history.jsonl")) >= 3)
-    running.kill(signal.SIGINT)
-    outcome = running.wait()
-    assert outcome is not None
+    # In the middle of an epoch, after some that are finished.
+    moment = Moment("change", 30, signal.SIGINT, calls=2000)
+    outcome = commands.run("train", "--out", run, *LONG, cwd=tmp_path, moment=moment)
     assert_interrupted(outcome.code, outcome.err)
     done = lines(run / "history.jsonl")
     assert 3 <= len(done) < 25
@@ -51,12 +43,9 @@ def test_training_goes_on_where_ctrl_c_stopped_it(commands: Commands, tmp_path: 
 
 def test_certifying_goes_on_where_ctrl_c_stopped_it(commands: Commands, run: Path) -> None:
     options = ("--samples", "2000", "--eps", "0.03", "--steps", "20", "--restarts", "1")
-    running = commands.start("certify", run, *options)
     journal = run / "certification.jsonl"
-    wait_for(lambda: len(lines(journal)) > 300)
-    running.kill(signal.SIGINT)
-    outcome = running.wait()
-    assert outcome is not None
+    moment = Moment("change", 200, signal.SIGINT, calls=2000)
+    outcome = commands.run("certify", run, *options, cwd=run, moment=moment)
     assert_interrupted(outcome.code, outcome.err)
     done = lines(journal)
     assert 300 < len(done) < 2000
@@ -66,23 +55,20 @@ def test_certifying_goes_on_where_ctrl_c_stopped_it(commands: Commands, run: Pat
     assert not temporary_files(run)
 
 
-def test_ctrl_c_during_the_import(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["tightrope.api", "torch", "torch.nn.functional"])
+def test_ctrl_c_during_the_import(tmp_path: Path, module: str) -> None:
     """The first seconds are spent importing torch; people press Ctrl-C then, too."""
-    process = subprocess.Popen(
+    moment = Moment(f"import {module}", how=signal.SIGINT, where=str(SCRIPT))
+    done = subprocess.run(
         [SCRIPT, "train", "--out", tmp_path / "run", *SMALL],
-        env=environment(),
+        env=environment(moment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        timeout=PATIENCE,
+        # Whoever started the tests may ignore interrupts (a background shell does).
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    try:
-        maps = Path(f"/proc/{process.pid}/maps")
-        wait_for(lambda: process.poll() is not None or "libtorch_python" in maps.read_text())
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-    assert_interrupted(process.returncode, err)
+    assert_interrupted(done.returncode, done.stderr)
     assert not (tmp_path / "run").exists()

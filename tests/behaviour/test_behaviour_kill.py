@@ -1,7 +1,7 @@
 """Killed at any moment and resumed, a run ends as if nothing had happened.
 
-Once with the real script and random moments, ten kills in a row; once at every single change
-that a command makes to a file.
+Once with the real script, too, and at random moments, ten kills in a row; once at every single
+change that a command makes to a file.
 """
 
 from __future__ import annotations
@@ -11,22 +11,15 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from commands import (
-    PATIENCE,
-    SCRIPT,
-    SMALL,
-    Commands,
-    Outcome,
-    environment,
-    json_lines,
-    temporary_files,
-)
+from commands import SCRIPT, SMALL, Commands, environment, json_lines, temporary_files
+from hangs import PATIENCE
+from moments import Moment
 
 TIMES = ("seconds", "validation_seconds", "times")
 TRAIN = ("train", "--out", "run", *SMALL, "--epochs", "30", "--set", "decay_epochs=20", "--resume")
@@ -87,19 +80,12 @@ def assert_same_certification(run: Path, clean: Path) -> None:
 # --- ten kills in a row ----------------------------------------------------------------------
 
 
-def content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
-
-
-def wait_for_change(path: Path, before: bytes | None, ended: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while content(path) in (before, b""):
-        assert not ended() and time.monotonic() < deadline
-        time.sleep(0.002)
+# Modules that every command imports on its way, the first and the last of them.
+IMPORTS = ("click", "tightrope.api", "numpy", "torch", "torch.nn.functional", "torch.autograd")
 
 
 class Killer:
-    """Starts a command again and again and kills it before it is done."""
+    """Starts a command again and again; it is killed before it is done."""
 
     def __init__(self, commands: Commands, arguments: tuple[str, ...], cwd: Path, seed: int):
         self.commands, self.arguments, self.cwd = commands, arguments, cwd
@@ -107,64 +93,56 @@ class Killer:
         self.kills = 0
 
     def during_import(self) -> None:
-        """Kill the real script in its first second or so."""
-        process = self._real()
-        time.sleep(self.random.uniform(0.05, 1.2))
-        self._kill_real(process)
+        """Kill the real script while it imports."""
+        self._kill_real(Moment(f"import {self.random.choice(IMPORTS)}"))
 
-    def real_after_progress(self, watched: Path) -> None:
-        """Kill the real script soon after it has changed a file."""
-        before = content(watched)
-        process = self._real()
-        wait_for_change(watched, before, lambda: process.poll() is not None)
-        time.sleep(self.random.uniform(0, 0.1))
-        self._kill_real(process)
+    def real_after_progress(self) -> None:
+        """Kill the real script some time after it has changed files."""
+        self._kill_real(self._after_progress())
 
-    def after_progress(self, watched: Path) -> None:
-        """Kill a command, without the import, soon after it has changed a file."""
-        before = content(watched)
-        running = self.commands.start(*self.arguments, cwd=self.cwd)
-        wait_for_change(watched, before, lambda: running.wait(0) is not None)
-        time.sleep(self.random.uniform(0, 0.1))
-        running.kill()
-        self._count(running.wait())
+    def after_progress(self) -> None:
+        """Kill a command, without the import, some time after it has changed files."""
+        self._count(self._run(self._after_progress()))
 
     def during_a_write(self) -> None:
         """Kill a command, without the import, just before some change of a file."""
-        moment = self.random.randint(1, 12)
-        self._count(self.commands.run(*self.arguments, cwd=self.cwd, kill_at=moment))
+        self._count(self._run(Moment("change", self.random.randint(1, 12))))
 
-    def _real(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    def _after_progress(self) -> Moment:
+        changes, calls = self.random.randint(5, 12), self.random.randint(1, 3000)
+        return Moment("change", changes, calls=calls)
+
+    def _run(self, moment: Moment) -> int:
+        return self.commands.run(*self.arguments, cwd=self.cwd, moment=moment).code
+
+    def _kill_real(self, moment: Moment) -> None:
+        moment = replace(moment, where=str(SCRIPT), folder=str(self.cwd.resolve()))
+        done = subprocess.run(
             [SCRIPT, *self.arguments],
             cwd=self.cwd,
-            env=environment(),
+            env=environment(moment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            timeout=PATIENCE,
         )
+        self._count(done.returncode)
 
-    def _kill_real(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        assert process.wait(PATIENCE) == -signal.SIGKILL, "it ended before it was killed"
+    def _count(self, code: int) -> None:
+        assert code == -signal.SIGKILL, "it ended before it was killed"
         self.kills += 1
 
-    def _count(self, outcome: Outcome | None) -> None:
-        assert outcome is not None
-        assert outcome.code == -signal.SIGKILL, f"not killed: {outcome.err[-500:]}"
-        self.kills += 1
-
-    def ten_times(self, watched: Path) -> None:
+    def ten_times(self) -> None:
         """Kill ten times in a row, in all of these ways."""
         self.during_import()
-        self.real_after_progress(watched)
+        self.real_after_progress()
         self.during_a_write()
-        self.after_progress(watched)
+        self.after_progress()
         self.during_a_write()
         self.during_import()
-        self.after_progress(watched)
+        self.after_progress()
         self.during_a_write()
-        self.after_progress(watched)
+        self.after_progress()
         self.during_a_write()
         assert self.kills == 10
 
@@ -174,7 +152,7 @@ def test_training_killed_ten_times(commands: Commands, tmp_path: Path) -> None:
     for folder in (clean, broken):
         folder.mkdir()
     assert commands.run(*TRAIN, cwd=clean).code == 0
-    Killer(commands, TRAIN, broken, seed=1).ten_times(broken / "run" / "checkpoint.pt")
+    Killer(commands, TRAIN, broken, seed=1).ten_times()
     finished = json_lines(broken / "run" / "history.jsonl")
     assert 4 <= len(finished) < 30
     outcome = commands.run(*TRAIN, cwd=broken)
@@ -189,7 +167,7 @@ def test_certification_killed_ten_times(commands: Commands, run: Path, tmp_path:
     for path in run.iterdir():
         (clean / "run" / path.name).write_bytes(path.read_bytes())
     assert commands.run(*CERTIFY, cwd=clean).code == 0
-    Killer(commands, CERTIFY, tmp_path, seed=2).ten_times(run / "certification.jsonl")
+    Killer(commands, CERTIFY, tmp_path, seed=2).ten_times()
     done = (run / "certification.jsonl").read_text().count("\n")
     assert 50 < done < 1000
     outcome = commands.run(*CERTIFY, cwd=tmp_path)
@@ -304,7 +282,7 @@ def test_starting_over_killed_at_every_change_of_a_file(
     Run again without --force it is either refused, because the old one is still there, or it
     ends like a certification that never knew another radius.
     """
-    options = ("certify", "run", "--samples", "40", "--steps", "8")
+    options = ("certify", "run", "--samples", "40", "--steps", "8", "--stages", "ibp,attack")
     wide, narrow = (*options, "--eps", "0.1"), (*options, "--eps", "0.05")
 
     def copy(source: Path, name: str) -> Path:

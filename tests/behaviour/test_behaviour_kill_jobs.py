@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import (
-    PATIENCE,
     SCRIPT,
     Commands,
     assert_refused,
@@ -23,75 +22,15 @@ from commands import (
     json_lines,
     temporary_files,
 )
+from hangs import PATIENCE
+from moments import Moment
+from processes import children, is_alive, wait_for, wait_until_gone
 
 TIMES = ("seconds", "times")
 SAMPLES = 4000  # several batches for each worker
 CERTIFY = ("certify", "run", "--samples", str(SAMPLES), "--eps", "0.03", "--steps", "30")
 CERTIFY = (*CERTIFY, "--stages", "ibp,attack")
-
-
-# --- processes ------------------------------------------------------------------------------------
-
-
-def process_stat(pid: int) -> tuple[str, int, str, int] | None:
-    """Return state, parent, starting time and computing time, or None if there is no process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return fields[0], int(fields[1]), fields[19], int(fields[11]) + int(fields[12])
-
-
-def children(parent: int) -> dict[int, str]:
-    """Return the processes that `parent` has started, with their starting times."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        stat = process_stat(int(path.name))
-        if stat is not None and stat[1] == parent:
-            found[int(path.name)] = stat[2]
-    return found
-
-
-def workers(parent: int) -> list[int]:
-    """Return the workers of a command; multiprocessing has a helper besides."""
-    found = []
-    for pid in children(parent):
-        try:
-            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return sorted(found)
-
-
-def busiest(processes: list[int]) -> int:
-    """Return the process that has computed most: once there are records, it has a batch."""
-    stats = {pid: process_stat(pid) for pid in processes}
-    return max(processes, key=lambda pid: stat[3] if (stat := stats[pid]) else 0)
-
-
-def wait_for(condition: Callable[[], bool], pid: int | None = None) -> None:
-    """Wait for something that is to happen while a process lives."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        assert pid is None or is_alive(pid), "it ended too early"
-        time.sleep(0.005)
-
-
-def is_alive(pid: int) -> bool:
-    stat = process_stat(pid)
-    return stat is not None and stat[0] != "Z"
-
-
-def wait_until_gone(processes: dict[int, str]) -> None:
-    """Wait until none of these runs; whoever adopts them may take its time to bury them."""
-
-    def gone() -> bool:
-        stats = [(process_stat(pid), start) for pid, start in processes.items()]
-        return all(s is None or s[0] == "Z" or s[2] != start for s, start in stats)
-
-    wait_for(gone)
+WORKER = "spawn_main"  # part of the command lines of workers, and of theirs alone
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -145,57 +84,92 @@ def finish(commands: Commands, run: Path, jobs: int, clean: tuple[Any, ...]) -> 
 # --- kills ----------------------------------------------------------------------------------------
 
 
-def kill_parent(commands: Commands, run: Path, jobs: int, moment: Callable[[int], None]) -> None:
-    """Start, wait for the moment, kill the parent; its workers must end by themselves."""
-    running = commands.start(*CERTIFY, "--jobs", str(jobs), cwd=run.parent)
-    moment(running.pid)
-    family = children(running.pid)
+def workers(parent: int) -> list[int]:
+    """Return the workers of a command; multiprocessing has a helper besides."""
+    found = []
+    for pid in children(parent):
+        try:
+            if WORKER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def after_records(count: int, dice: random.Random | None = None) -> Moment:
+    """Some time after the command has received so many records from its workers."""
+    return Moment("record", count, calls=dice.randint(1, 3000) if dice else 0)
+
+
+def after_changes(count: int, dice: random.Random) -> Moment:
+    """Some time after the command, on its own, has stored so many counterexamples or so."""
+    return Moment("change", 2 * count, calls=dice.randint(1, 3000))
+
+
+def at_the_start(dice: random.Random) -> Moment:
+    """While a worker imports; it signals to its parent."""
+    module = dice.choice(
+        ("numpy", "torch", "torch.nn.functional", "tightrope.certification.cascade")
+    )
+    return Moment(f"import {module}", where=WORKER, to="parent")
+
+
+def kill_parent(commands: Commands, run: Path, jobs: int, moment: Moment) -> None:
+    """Kill the parent at some moment; its workers must end by themselves."""
+    moment = replace(moment, noted=str(run.parent / "family"))
+    Path(moment.noted).unlink(missing_ok=True)
+    outcome = commands.run(*CERTIFY, "--jobs", str(jobs), cwd=run.parent, moment=moment)
+    assert outcome.code == -signal.SIGKILL
+    family = moment.family()
     assert family if jobs > 1 else True
-    running.kill()
-    outcome = running.wait()
-    assert outcome is not None and outcome.code == -signal.SIGKILL
-    wait_until_gone(family)
-
-
-def at_the_start(dice: random.Random) -> Callable[[int], None]:
-    """While the workers import torch."""
-
-    def moment(pid: int) -> None:
-        wait_for(lambda: bool(workers(pid)), pid)
-        time.sleep(dice.uniform(0.0, 1.0))
-
-    return moment
-
-
-def after_progress(run: Path, dice: random.Random) -> Callable[[int], None]:
-    """Soon after the journal has grown."""
-    before = lines(run)
-
-    def moment(pid: int) -> None:
-        wait_for(lambda: lines(run) > before, pid)
-        time.sleep(dice.uniform(0.0, 0.1))
-
-    return moment
+    wait_until_gone(family, PATIENCE)
 
 
 def test_parent_killed_and_resumed(
     commands: Commands, run: Path, clean: tuple[Any, Any, dict[str, bytes]]
 ) -> None:
-    kill_parent(commands, run, 2, after_progress(run, random.Random(3)))
+    kill_parent(commands, run, 2, after_records(300, random.Random(3)))
     assert 0 < lines(run) < SAMPLES
-    finish(commands, run, 2, clean)
+    finish(commands, run, 1, clean)
 
 
 def test_workers_do_not_finish_their_batch_for_a_dead_parent(commands: Commands, run: Path) -> None:
     """The attack would take hours, and until it is over there is nothing to send."""
-    endless = ("--steps", "100000000", "--jobs", "2")
+    endless = ("--steps", "1000000", "--jobs", "2")
     running = commands.start(*CERTIFY, *endless, cwd=run.parent)
-    wait_for(lambda: lines(run) > 0, running.pid)
+    wait_for(lambda: lines(run) > 0, PATIENCE, running.pid)
     family = children(running.pid)
     assert len(workers(running.pid)) == 2
     running.kill()
-    wait_until_gone(family)
+    wait_until_gone(family, PATIENCE)
     outcome = running.wait()
+    assert outcome is not None and outcome.code == -signal.SIGKILL
+
+
+def is_free(run: Path) -> bool:
+    """Whether nobody has the lock of a run."""
+    with (run / ".tightrope.lock").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_the_lock_is_held_until_the_last_worker_has_ended(commands: Commands, run: Path) -> None:
+    """One that has not noticed yet may still write a counterexample."""
+    running = commands.start(*CERTIFY, "--jobs", "2", cwd=run.parent)
+    wait_for(lambda: lines(run) > 0, PATIENCE, running.pid)
+    family, crew = children(running.pid), workers(running.pid)
+    assert not is_free(run)
+    os.kill(crew[0], signal.SIGSTOP)
+    running.kill()
+    wait_for(lambda: not is_alive(running.pid), PATIENCE)
+    assert not is_free(run)
+    os.kill(crew[0], signal.SIGKILL)
+    wait_until_gone(family, PATIENCE)
+    assert is_free(run)
+    outcome = running.wait()  # not before: the worker has its output open
     assert outcome is not None and outcome.code == -signal.SIGKILL
 
 
@@ -206,12 +180,15 @@ def test_parent_killed_many_times_with_changing_jobs(
 ) -> None:
     dice = random.Random(seed)
     for _ in range(8):
-        if lines(run) > 800:
-            break
         jobs = dice.choice((1, 2, 2, 3))
-        early = jobs > 1 and dice.random() < 0.3
-        moment = at_the_start(dice) if early else after_progress(run, dice)
+        if jobs == 1:
+            moment = after_changes(dice.randint(3, 20), dice)
+        elif dice.random() < 0.3:
+            moment = at_the_start(dice)
+        else:
+            moment = after_records(dice.randint(1, 300), dice)
         kill_parent(commands, run, jobs, moment)
+    assert 0 < lines(run) < SAMPLES
     finish(commands, run, dice.choice((1, 2, 3)), clean)
 
 
@@ -219,32 +196,24 @@ def test_one_worker_killed(
     commands: Commands, run: Path, clean: tuple[Any, Any, dict[str, bytes]]
 ) -> None:
     """One line says which samples it had; what the other one found is kept."""
-    running = commands.start(*CERTIFY, "--jobs", "2", cwd=run.parent)
     # More than a batch, so that both workers have begun.
-    wait_for(lambda: lines(run) > SAMPLES // 4, running.pid)
-    family = children(running.pid)
-    os.kill(busiest(workers(running.pid)), signal.SIGKILL)
-    outcome = running.wait()
-    assert outcome is not None
+    noted = str(run.parent / "family")
+    moment = Moment("record", SAMPLES // 4, to="worker", noted=noted)
+    outcome = commands.run(*CERTIFY, "--jobs", "2", cwd=run.parent, moment=moment)
     assert_refused(outcome, "worker", "signal 9", "samples ", "again")
-    wait_until_gone(family)
+    wait_until_gone(moment.family(), PATIENCE)
     assert 0 < lines(run) < SAMPLES
     assert not temporary_files(run)
     finish(commands, run, 1, clean)
 
 
 @pytest.mark.slow
-def test_a_worker_killed_before_it_began(
+def test_workers_killed_before_they_began(
     commands: Commands, run: Path, clean: tuple[Any, Any, dict[str, bytes]]
 ) -> None:
-    running = commands.start(*CERTIFY, "--jobs", "2", cwd=run.parent)
-    wait_for(lambda: len(workers(running.pid)) == 2, running.pid)
-    family = children(running.pid)
-    os.kill(workers(running.pid)[1], signal.SIGKILL)
-    outcome = running.wait()
-    assert outcome is not None
-    assert_refused(outcome, "worker", "signal 9", "again")
-    wait_until_gone(family)
+    moment = Moment("import torch.nn.functional", where=WORKER)
+    outcome = commands.run(*CERTIFY, "--jobs", "2", cwd=run.parent, moment=moment)
+    assert_refused(outcome, "worker", "signal 9", "before its first batch", "again")
     finish(commands, run, 2, clean)
 
 
@@ -252,7 +221,8 @@ def test_ctrl_c_in_a_terminal(
     commands: Commands, run: Path, clean: tuple[Any, Any, dict[str, bytes]]
 ) -> None:
     """A terminal interrupts the workers, too: still one line, 130, and nobody left."""
-    interrupt(run, lambda pid: wait_for(lambda: lines(run) > 0, pid))
+    moment = Moment("record", 300, signal.SIGINT, to="group", calls=1000, where=str(SCRIPT))
+    interrupt(run, replace(moment, noted=str(run.parent / "family")))
     assert 0 < lines(run) < SAMPLES
     finish(commands, run, 1, clean)
 
@@ -260,16 +230,17 @@ def test_ctrl_c_in_a_terminal(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_ctrl_c_while_workers_start(run: Path, seed: int) -> None:
-    interrupt(run, at_the_start(random.Random(seed)))
+    moment = replace(at_the_start(random.Random(seed)), how=signal.SIGINT, to="group")
+    interrupt(run, moment)
     assert lines(run) < SAMPLES
 
 
-def interrupt(run: Path, moment: Callable[[int], None]) -> None:
+def interrupt(run: Path, moment: Moment) -> None:
     """Interrupt the real script and its workers at some moment, as a terminal does."""
     process = subprocess.Popen(
         [SCRIPT, *CERTIFY, "--jobs", "2"],
         cwd=run.parent,
-        env=environment(),
+        env=environment(moment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -278,18 +249,17 @@ def interrupt(run: Path, moment: Callable[[int], None]) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        moment(process.pid)
-        family = children(process.pid)
-        os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 130, err
     assert err.lstrip("\n").startswith("tightrope: interrupted") and err.strip().count("\n") == 0
     assert not out.strip()
-    assert len(family) >= 2
-    wait_until_gone(family)
     assert not temporary_files(run)
+    if moment.noted:
+        family = moment.family()
+        assert len(family) >= 2
+        wait_until_gone(family, PATIENCE)
 
 
 # --- bad input ------------------------------------------------------------------------------------

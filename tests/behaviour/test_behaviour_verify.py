@@ -91,8 +91,10 @@ def test_timeout(commands: Commands, tmp_path: Path) -> None:
     box = [("0", "1")] * 20
     vnnlib = write_vnnlib(tmp_path / "prop.vnnlib", box, 1, "(>= Y_0 200)")
     outcome = commands.run("verify", onnx, vnnlib, "--timeout", "0.5")
-    assert answer(outcome) == "timeout"
-    assert "subproblems" in outcome.err and outcome.out == "timeout\n"
+    assert answer(outcome) == "timeout" and outcome.out == "timeout\n"
+    # On a slow machine it is over before the search begins.
+    ends = ("subproblems open", "not all of the input boxes", "the attack had not ended")
+    assert any(end in outcome.err for end in ends)
 
 
 def test_unknown(commands: Commands, tmp_path: Path) -> None:
@@ -283,7 +285,9 @@ def test_files_that_are_not_there(commands: Commands, files: tuple[Path, Path], 
     gone = files[which].with_name("gone")
     given = [gone if i == which else path for i, path in enumerate(files)]
     refuse(commands, *given, ":", str(gone))
-    refuse(commands, *(path.parent if i == which else path for i, path in enumerate(files)), ":")
+    folder = files[which].with_name("folder")
+    folder.mkdir()
+    refuse(commands, *(folder if i == which else path for i, path in enumerate(files)), ":")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])

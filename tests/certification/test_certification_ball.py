@@ -9,7 +9,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tightrope.certification.properties import Ball
+from tightrope.certification.properties import Ball, parse_ball
+from tightrope.errors import UserError
 
 SMALLEST = 2.0**-149  # the smallest subnormal float32
 
@@ -112,3 +113,56 @@ def test_a_tiny_ball_holds_its_centre_only(eps: str) -> None:
     box = Ball(x, Fraction(eps)).inner()
     assert torch.equal(box.lower, x) and torch.equal(box.upper, x)
     assert bool(box.contains(x[:, None].T).all())
+
+
+@pytest.mark.parametrize(
+    ("x", "eps"),
+    [
+        (0.1, Fraction(1, 10)),  # the input is a little more than a tenth
+        (0.5, Fraction(3, 2**55)),  # three quarters of the step to the next number
+        (0.5, Fraction(3, 2**56)),  # and of that to the one before
+        (0.7, Fraction(1, 3)),
+    ],
+)
+def test_inner_of_float64_inputs(x: float, eps: Fraction) -> None:
+    """Nothing but the box's own rounding is between it and the ball."""
+    box = Ball(torch.tensor([x], dtype=torch.float64), eps).inner()
+    (low, high), (exact_low, exact_high) = ends(box.corners), exact_ends(x, eps)
+    assert exact_low <= low <= Fraction(x) <= high <= exact_high
+
+
+# --- domains ----------------------------------------------------------------------------------
+
+domains = st.one_of(
+    st.none(),
+    st.tuples(st.floats(-5, 0.5), st.floats(0.5, 5)).filter(lambda pair: pair[0] < pair[1]),
+)
+
+
+@settings(max_examples=200)
+@given(st.floats(-5, 5, width=32), st.fractions(0, 7, max_denominator=1000).filter(bool), domains)
+def test_boxes_enclose_the_ball_within_its_domain(
+    x: float, eps: Fraction, domain: tuple[float, float] | None
+) -> None:
+    low, high = (Fraction(-100), Fraction(100)) if domain is None else map(Fraction, domain)
+    if not low <= Fraction(x) <= high:
+        with pytest.raises(UserError, match="domain="):
+            parse_ball(torch.tensor([[x]]), eps, domain)
+        return
+    ball = parse_ball(torch.tensor([[x]]), eps, domain)
+    lower, upper = max(low, Fraction(x) - eps), min(high, Fraction(x) + eps)
+    outer, inner = ends(ball.outer().corners), ends(ball.inner().corners)
+    assert outer[0] <= lower <= inner[0] <= Fraction(x) <= inner[1] <= upper <= outer[1]
+    assert outer[0] >= low and outer[1] <= high
+
+
+@pytest.mark.parametrize("domain", [(1, 0), (0, 0), (0,), "ab", (0, float("nan")), 3])
+def test_bad_domains(domain: object) -> None:
+    with pytest.raises(UserError, match="domain must be a pair"):
+        parse_ball(torch.zeros(1, 1), 0.1, domain)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("eps", [0, -1, "1e31", "nan"])
+def test_bad_radii_without_a_domain(eps: object) -> None:
+    with pytest.raises(UserError, match="eps"):
+        parse_ball(torch.zeros(1, 1), eps, None)  # type: ignore[arg-type]

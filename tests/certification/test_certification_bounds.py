@@ -10,6 +10,7 @@ from torch import nn
 
 import tightrope as tr
 from tightrope.certification.properties import Ball
+from tightrope.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -89,3 +90,52 @@ def test_boxes_must_not_be_empty_and_shapes_must_fit(x: torch.Tensor) -> None:
         tr.bounds(tr.trace(module(), (1, 8, 8)), x[:, :, :4], eps=0.1)
     with pytest.raises(tr.UserError, match="either"):
         tr.bounds(module(), tr.Box(x, x), eps=0.1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_empty_batch_has_no_bounds(method: str, x: torch.Tensor) -> None:
+    for given in (x[:0], tr.Box(x[:0], x[:0])):
+        eps = None if isinstance(given, tr.Box) else 0.1
+        box = tr.bounds(module(), given, eps=eps, method=method)
+        assert box.lower.shape == box.upper.shape == (0, 4) and box.lower.dtype == torch.float64
+        assert tr.bounds(module(), given, eps=eps, method=method, node="4").upper.shape == (0, 8)
+
+
+def test_no_batch_at_all() -> None:
+    with pytest.raises(UserError, match="x has no dimensions"):
+        tr.bounds(module(), torch.tensor(0.5), eps=0.1)
+
+
+def test_inputs_outside_of_the_domain_are_refused() -> None:
+    net, x = module(), torch.full((1, 1, 8, 8), 1.5)
+    with pytest.raises(UserError, match=r"x must lie in \[0, 1\].*domain="):
+        tr.bounds(net, x, eps=0.1)
+    with pytest.raises(UserError, match=r"x must lie in \[-1, 1\].*domain="):
+        tr.verify(net, x[0], 0, eps=0.1, domain=(-1, 1))
+
+
+@pytest.mark.parametrize("method", ["ibp", "crown", "alpha"])
+def test_bounds_in_another_domain(method: str) -> None:
+    net, x = module(), torch.full((1, 1, 8, 8), 1.5)
+    free = tr.bounds(net, x, eps=2, domain=None, method=method)
+    cut = tr.bounds(net, x, eps=2, domain=(-0.25, 3.0), method=method)
+    same = tr.bounds(net, tr.Box(x.double() - 2, x.double() + 2), method=method)
+    torch.testing.assert_close(free.lower, same.lower)
+    for _ in range(50):
+        points = (torch.rand(1, 1, 8, 8) * 3.25 - 0.25).clamp(-0.25, 3.0)
+        assert cut.contains(net(points).double()).all()
+    if method == "ibp":
+        assert (cut.upper - cut.lower < free.upper - free.lower).all()
+
+
+def test_verify_in_another_domain() -> None:
+    """A threshold at 2: with pixels nothing is above it, without limits something is."""
+    net = nn.Sequential(nn.Linear(1, 2))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[0.0], [1.0]]))
+        net[0].bias.copy_(torch.tensor([2.0, 0.0]))
+    x = torch.tensor([1.0])
+    assert tr.verify(net, x, 0, eps=1).verdict == "verified"
+    assert tr.verify(net, x, 0, eps=1.5, domain=(-3, 1.75)).verdict == "verified"
+    answer = tr.verify(net, x, 0, eps=1.5, domain=None)
+    assert answer.verdict == "falsified" and float(answer.counterexample) >= 2

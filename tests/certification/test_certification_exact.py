@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from effort import mostly_slow
 from handmade import network, records
 from instances import Instance, draw_instance
 from patterns import exact_minimum
@@ -100,8 +101,8 @@ def impatient_search(
     return Answer(found.proved, found.point, found.bound, found.subproblems, found.reason)
 
 
-# 180 networks with ten problems each, and 20 with more effort.
-@pytest.mark.parametrize("part", range(18))
+# 180 networks with ten problems each, most of them among the slow tests, and 20 with more effort.
+@pytest.mark.parametrize("part", mostly_slow(range(18), 6))
 def test_branch_and_bound_is_exact(part: int) -> None:
     counts = agree(impatient_search, range(10 * part, 10 * part + 10), most=32)
     assert sum(counts.values()) == 100
@@ -130,7 +131,7 @@ def test_mixed_integer_programs_are_exact(part: int) -> None:
     assert counts["verified"] >= 5 and counts["falsified"] >= 5
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", mostly_slow(range(4), 2))
 def test_solving_from_beginning_to_end_is_exact(part: int) -> None:
     for seed in range(6000 + 6 * part, 6006 + 6 * part):
         instance = draw_instance(seed, most=32)

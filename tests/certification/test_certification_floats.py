@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 import torch
+from effort import mostly_slow
 from handmade import network, rational_margin, records, verdicts
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
@@ -173,9 +174,20 @@ NUMBERS = st.builds(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(st.data())
 def test_mixed_magnitudes_in_all_stages(data: st.DataObject) -> None:
+    check_mixed_magnitudes(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(st.data())
+def test_mixed_magnitudes_in_all_stages_at_length(data: st.DataObject) -> None:
+    check_mixed_magnitudes(data)
+
+
+def check_mixed_magnitudes(data: st.DataObject) -> None:
     """Weights from 2^-30 to 2^60 in one network: floats forget small ones, fractions do not."""
 
     def layer(outputs: int, inputs: int) -> tuple[list[list[float]], list[float]]:
@@ -216,7 +228,7 @@ def piecewise_minimum(net: nn.Sequential, low: Fraction, high: Fraction) -> Frac
     return min(rational_margin(net, [place], 0) for place in places)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", mostly_slow(range(40), 14))
 def test_exact_critical_points_of_extreme_networks(seed: int) -> None:
     """Random hidden layers with weights of all sizes, and a margin within float32's noise."""
     generator = random.Random(seed)

@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hangs import PATIENCE
 
 import tightrope as tr
 from tightrope.api import workers
 from tightrope.certification.journal import Record
 from tightrope.certification.properties import Verdict
+from tightrope.lock import Lock
 from tightrope.runs import Run
 
 certify_module = importlib.import_module("tightrope.api.certifying")
@@ -128,7 +130,9 @@ def test_a_script_without_a_guard_is_not_run_by_the_workers(certifiable: Run) ->
         "print('here')\n"
         f"print(tr.certify({str(certifiable.folder)!r}, steps=5, jobs=2).complete)\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.stdout, done.stderr) == ("here\nTrue\n", "")
 
 
@@ -178,7 +182,9 @@ def test_workers_and_threads(
     """No more workers than batches, none for one, and each has its part of the threads."""
     asked: list[tuple[int, int]] = []
 
-    def instead(task: Any, todo: Any, device: Any, add: Any, notice: Any, **numbers: int) -> None:
+    def instead(
+        task: Any, todo: Any, device: Any, add: Any, notice: Any, lock: Lock, **numbers: int
+    ) -> None:
         asked.append((numbers["workers"], numbers["threads"]))
         certify_module.decide_here(task, todo, device, add, notice)
 
@@ -209,7 +215,7 @@ def batch() -> workers.Batch:
 
 @pytest.mark.parametrize("torn", [b"", b"\x00", b"\x00\x00\x00\x50", b"\x00\x00\x00\x50abc"])
 def test_what_a_stopped_worker_had_sent_is_kept(torn: bytes) -> None:
-    worker = workers._Worker(CPU, 1)
+    worker = workers._Worker(CPU, 1, Lock(None))
     worker.far_end.send(record(1))
     worker.far_end.send(None)
     worker.far_end.send(ValueError("of no interest any more"))
@@ -267,7 +273,7 @@ def test_the_end_of_a_worker_is_told_in_one_line(
         def join(self, timeout: float) -> None:
             """It has ended already."""
 
-    worker = workers._Worker(CPU, 1)
+    worker = workers._Worker(CPU, 1, Lock(None))
     worker.process = Ended()  # type: ignore[assignment]
     worker.batch = batch() if given else None
     message = str(worker.death())
@@ -309,7 +315,7 @@ def test_a_task_travels_with_its_weights(certifiable: Run) -> None:
     thread.start()
     messages = [near.recv() for _ in range(7)]
     near.close()
-    thread.join(30)
+    thread.join(PATIENCE)
     expected = list(workers.Decider(task, CPU).decide(batch()))
     assert ended and messages[0] is None and messages[3] is None and messages[6] is None
     for got in (messages[1:3], messages[4:6]):

@@ -10,6 +10,7 @@ from handmade import network, rational_margin, records
 from torch import Tensor, nn
 
 from tightrope.box import Box
+from tightrope.certification import properties
 from tightrope.certification.complete import Problem, branch_and_bound, robustness
 from tightrope.certification.properties import Ball, Samples, Unsafe, Verdict
 from tightrope.certification.solving import Verification, solve
@@ -29,7 +30,7 @@ def around(module: nn.Module, x: Tensor, eps: Fraction | str) -> tuple[Subject, 
 
 def decide(module: nn.Module, x: Tensor, eps: Fraction | str) -> Verification:
     subject, problem = around(module, x, eps)
-    found = solve(subject, problem, timeout=10.0)
+    found = solve(subject, problem, timeout=60.0)
     if found.counterexample is not None:
         assert problem.fails(found.counterexample)
     return found
@@ -70,6 +71,22 @@ def test_goals_of_groups_of_different_sizes() -> None:
 
 
 # --- boxes ----------------------------------------------------------------------------------------
+
+
+def test_groups_are_attacked_in_parts_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(properties, "GOAL_ENTRIES", 40)
+    group = torch.tensor([0] * 9 + [1, 2, 3, 3, 4, 5, 6, 7])
+    rows = torch.arange(2.0 * len(group)).view(-1, 2)
+    unsafe = Unsafe(rows, rows[:, 0], group)
+    parts = list(unsafe.parts(group.unique(), 3))
+    assert torch.cat(parts).tolist() == list(range(8))
+    for part in parts:
+        goal = unsafe.goal(part, torch.float64)
+        assert len(part) == 1 or (len(part) <= 3 and goal.matrix.numel() <= 40)
+        for matrix, g in zip(goal.matrix, part.tolist(), strict=True):
+            assert {tuple(row) for row in matrix.tolist()} == {
+                tuple(row) for row in rows[group == g].tolist()
+            }
 
 
 @pytest.mark.parametrize("distance", [1e-3, 1e-9, 1e-14])
@@ -141,7 +158,7 @@ def test_stable_relus_need_no_branching() -> None:
     """One ReLU is always on, one always off: `o_0 - o_1 = x + 1 - 3/2`."""
     net = network(([[1.0], [-1.0]], [1.0, -2.0]), ([[1.0, 1.0], [0.0, 0.0]], [0.0, 1.5]))
     subject, problem = around(net, torch.tensor([0.75]), "1/5")
-    answer = branch_and_bound(subject, problem, None, timeout=10.0)
+    answer = branch_and_bound(subject, problem, None, timeout=60.0)
     assert answer.verified and answer.domains == 1
     assert answer.bound == pytest.approx(0.05, abs=1e-9)
     assert decide(net, torch.tensor([0.75]), "1/3").verdict == "falsified"

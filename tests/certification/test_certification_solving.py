@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from fractions import Fraction
 
 import pytest
@@ -12,14 +13,18 @@ from instances import draw_instance
 from torch import Tensor, nn
 
 from tightrope.api.verifying import verify
+from tightrope.certification import complete
 from tightrope.certification.complete import (
+    NOT_BOUNDED,
     branch_and_bound,
     mixed_integer_program,
     robustness,
 )
 from tightrope.certification.properties import Ball, Samples, Verdict
+from tightrope.certification.refutation import Refuter
 from tightrope.certification.solving import Verification, solve
 from tightrope.certification.subjects import Subject
+from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.errors import UserError
 from tightrope.graph import trace
 
@@ -40,6 +45,12 @@ def hard_problem() -> tuple[nn.Sequential, Tensor]:
         margins = outputs[:, 0] - outputs[:, 1]
         module[6].bias[0] += 2 * margins.amax() - 3 * margins.amin()
     return module, torch.full((16,), 0.5)
+
+
+@pytest.fixture
+def patient_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the network be bounded however late it is: only the search runs out of time."""
+    monkeypatch.setattr(complete, "until", lambda deadline: nullcontext())
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -80,8 +91,16 @@ def test_out_of_time_is_unknown() -> None:
     module, x = hard_problem()
     found = verify(module, x, 0, eps="1/2", timeout=0.3)
     assert found.verdict == "unknown" and not found
-    assert found.reason.startswith("time: lowest bound") and "unstable neurons" in found.reason
+    assert found.reason.startswith("time: ")
     assert found.counterexample is None
+
+
+def test_a_search_without_time_says_how_far_it_came(patient_bounds: None) -> None:
+    module, x = hard_problem()
+    subject = Subject.of(module, (16,))
+    problem = robustness(subject, Samples(Ball(x[None], Fraction(1, 2)), torch.tensor([0])))
+    answer = branch_and_bound(subject, problem, None, timeout=-1.0)
+    assert answer.reason.startswith("time: lowest bound") and "unstable neurons" in answer.reason
 
 
 @pytest.mark.parametrize("method", [branch_and_bound, mixed_integer_program])
@@ -90,10 +109,30 @@ def test_a_deadline_in_the_past_gives_no_verdict(method) -> None:  # type: ignor
     subject = Subject.of(module, (16,))
     problem = robustness(subject, Samples(Ball(x[None], Fraction(1, 2)), torch.tensor([0])))
     answer = method(subject, problem, None, timeout=-1.0)
-    assert not answer.verified and answer.point is None and answer.reason.startswith("time")
+    assert not answer.verified and answer.point is None
+    assert answer.reason == NOT_BOUNDED
 
 
-def test_unfinished_searches_claim_no_bound() -> None:
+def test_attacks_end_with_their_time() -> None:
+    """The clock is looked at before each evaluation; nothing depends on how fast they are."""
+    module, x = hard_problem()
+    subject = Subject.of(module, tuple(x.shape))
+    samples = Samples(Ball(x[None], Fraction(1, 10)), torch.tensor([0]))
+    problem = robustness(subject, samples)
+    refuter = Refuter(subject, problem.inner, problem.unsafe, problem.fails)
+    looks = []
+
+    class Passing(Deadline):
+        def check(self) -> None:
+            looks.append(1)
+            if len(looks) > 5:
+                raise OutOfTimeError
+
+    assert refuter.search(steps=10**6, restarts=10**6, deadline=Passing()) is None
+    assert len(looks) == 6
+
+
+def test_unfinished_searches_claim_no_bound(patient_bounds: None) -> None:
     for seed in range(200, 212):
         instance = draw_instance(seed, most=128)
         problem = instance.problem(1e-3 - instance.minima)
@@ -173,7 +212,7 @@ REFUSED = {
     "nan": (torch.tensor([0.5, float("nan")]), {}, "x must lie in"),
     "range": (torch.tensor([0.5, 1.5]), {}, "x must lie in"),
     "precision": (X.double(), {}, "x must be torch.float32"),
-    "integers": (torch.tensor([0, 1]), {}, "x must be torch.float32"),
+    "integers": (torch.tensor([0, 1]), {}, "x must be of a floating-point type"),
     "shape": (torch.full((3,), 0.5), {}, "shape"),
     "batch": (X.view(1, 1, 2), {}, "batch dimension"),
 }

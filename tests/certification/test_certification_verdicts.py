@@ -36,9 +36,22 @@ def exact_ball(x: Tensor, eps: Fraction) -> tuple[list[Fraction], list[Fraction]
 
 
 @pytest.mark.parametrize("stage", ["ibp", "crown-ibp", "alpha", "bab"])
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_what_a_stage_verifies_no_attack_breaks(stage: str, data: st.DataObject) -> None:
+    check_stage(stage, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["ibp", "crown-ibp", "alpha", "bab"])
+@settings(max_examples=100)
+@given(data=st.data())
+def test_what_a_stage_verifies_no_attack_breaks_at_length(stage: str, data: st.DataObject) -> None:
+    check_stage(stage, data)
+
+
+def check_stage(stage: str, data: st.DataObject) -> None:
+    """Attack what a stage verified, in float64."""
     module = data.draw(networks(classes=3)).float().eval()
     torch.manual_seed(data.draw(st.integers(0, 999)))
     x = torch.rand(8 if stage in ("ibp", "crown-ibp") else 3, *module.input_shape)
@@ -79,9 +92,20 @@ def test_ibp_does_verify() -> None:
     assert second.verdict != "verified"  # at (0.5, 0.5) there is a tie
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(st.data())
 def test_verified_holds_in_exact_arithmetic_for_mixed_magnitudes(data: st.DataObject) -> None:
+    check_mixed_magnitudes(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=500)
+@given(st.data())
+def test_verified_holds_in_exact_arithmetic_at_length(data: st.DataObject) -> None:
+    check_mixed_magnitudes(data)
+
+
+def check_mixed_magnitudes(data: st.DataObject) -> None:
     """Weights from 1 to 2^60 in one network: floats forget the small ones, fractions do not."""
     number = st.builds(
         lambda sign, digit, exponent: sign * digit * 2.0**exponent,

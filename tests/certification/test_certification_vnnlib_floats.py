@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vnnlib_texts import UNIT, only, parse
+from vnnlib_texts import UNIT, conjunction_of, only, parse
 
 from tightrope.certification.vnnlib import (
     Case,
-    Conjunction,
+    floats,
     format_counterexample,
     parse_counterexample,
 )
@@ -83,19 +83,23 @@ def test_no_float_fits() -> None:
 @given(st.lists(NUMBERS, min_size=1, max_size=5))
 def test_offsets_are_rounded_down(offset: list[Fraction]) -> None:
     matrix = tuple((Fraction(1), Fraction(-1, 2)) for _ in offset)
-    found = Conjunction(matrix, tuple(offset)).rows()
+    found = floats(conjunction_of(matrix, offset).rows, 2)
     assert found[0].tolist() == [[1.0, -0.5]] * len(offset)
     for value, exact in zip(found[1].tolist(), offset, strict=True):
         assert Fraction(value) <= exact < Fraction(math.nextafter(value, math.inf))
 
 
 def test_exactness_of_the_matrix() -> None:
-    assert Conjunction(((Fraction(1, 2), Fraction(-3)),), (Fraction(1, 10),)).exact
-    assert not Conjunction(((Fraction(1, 10), Fraction(-3)),), (Fraction(0),)).exact
+    assert conjunction_of([[Fraction(1, 2), Fraction(-3)]], [Fraction(1, 10)]).exact
+    tenth = conjunction_of([[Fraction(1, 10), Fraction(-3)]], [Fraction(1, 10)])
+    assert tenth.exact  # as 1 and -30
+    assert [t.tolist() for t in floats(tenth.rows, 2)] == [[[1 / 16, -30 / 16]], [1 / 16]]
+    long = conjunction_of([[Fraction(10**20 + 1), Fraction(10**20)]], [Fraction(0)])
+    assert not long.exact
 
 
 def test_holds_is_exact_and_finite() -> None:
-    tenth = Conjunction(((Fraction(1), Fraction(0)),), (Fraction(-1, 10),))  # Y_0 <= 0.1
+    tenth = conjunction_of([[Fraction(1), Fraction(0)]], [Fraction(-1, 10)])  # Y_0 <= 0.1
     assert not tenth.holds([0.1, 0.0])  # the float lies above the decimal
     assert tenth.holds([math.nextafter(0.1, 0), 0.0])
     assert not tenth.holds([-math.inf, 0.0])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
-from tightrope.certification.vnnlib import Conjunction, Specification, parse_vnnlib
+from tightrope.certification.vnnlib import Conjunction, Row, Specification, parse_vnnlib
 
 UNIT = "(assert (>= X_0 0))(assert (<= X_0 1))\n"
 
@@ -19,7 +20,20 @@ def parse(text: str, inputs: int = 1, outputs: int = 2) -> Specification:
 
 
 def rows(conjunction: Conjunction) -> list[tuple[list[Fraction], Fraction]]:
-    return [(list(r), o) for r, o in zip(conjunction.matrix, conjunction.offset, strict=True)]
+    """Return the rows, written out, and their constants."""
+    return [
+        ([dict(row.factors).get(i, 0) for i in range(conjunction.outputs)], row.constant)
+        for row in conjunction.rows
+    ]
+
+
+def conjunction_of(matrix: Sequence[Sequence[Fraction]], offset: Sequence[Fraction]) -> Conjunction:
+    """Return the conjunction of rows that are written out."""
+    rows = [
+        Row(tuple((i, f) for i, f in enumerate(row) if f), constant)
+        for row, constant in zip(matrix, offset, strict=True)
+    ]
+    return Conjunction(tuple(rows), len(matrix[0]) if matrix else 0)
 
 
 def only(specification: Specification) -> Conjunction:

@@ -234,7 +234,7 @@ def settings_of(words: list[str]) -> Settings:
     """The settings that a training command asks for, resolved as the command does it."""
     values = parsed(words)
     pairs, preset = parse_pairs(values["pairs"]), values["preset"]
-    others = ("pairs", "preset", "out", "resume", "force", "as_json")
+    others = ("pairs", "preset", "out", "resume", "force", "wait", "as_json")
     given = {k: v for k, v in values.items() if v is not None and k not in others}
     settings = Settings.parse(_gather(preset, given.pop("method", None), {**given, **pairs})[0])
     sizes = {k: getattr(settings, k) for k in NETWORK_ARGUMENTS}

@@ -11,6 +11,7 @@ from tightrope.domains.bounded import Relaxation
 from tightrope.domains.coefficients import Coefficients
 from tightrope.domains.crown import Effort
 from tightrope.graph import Graph, ops, trace
+from tightrope.graph.graph import Node
 
 OPERATIONS = [op for op in ops.ALL_OPS if op is not ops.Input]
 EPS = torch.finfo(torch.float64).eps
@@ -86,3 +87,10 @@ def many_points(box: Box, count: int = 200) -> Tensor:
     """Return points of one box, corners and faces first, then inside."""
     torch.manual_seed(0)
     return torch.cat((points_in(box, count), box.sample(count)[0]))
+
+
+def wired(shape: tuple[int, ...], *steps: tuple[ops.Op, tuple[int, ...], tuple[int, ...]]) -> Graph:
+    """Return a graph written down node by node: operation, inputs, shape; the input is node 0."""
+    nodes = [Node("x", ops.Input(), (), shape)]
+    nodes += [Node(f"n{i}", *step) for i, step in enumerate(steps, start=1)]
+    return Graph(tuple(nodes))

@@ -6,12 +6,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_helpers import EPS, many_points, output_rows, signed_rows, small_box, small_network
+from linear_helpers import (
+    EPS,
+    many_points,
+    output_rows,
+    signed_rows,
+    small_box,
+    small_network,
+    wired,
+)
 from networks import networks
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.domains import interval
+from tightrope.domains import crown, interval
 from tightrope.domains.alpha import alpha_bounds, ancestors, forward, optimize_slopes
 from tightrope.domains.bounded import Relaxation, relaxed
 from tightrope.domains.coefficients import Coefficients
@@ -250,3 +258,44 @@ def test_rows_of_the_input() -> None:
     found = relax(graph, box, effort=CROWN)
     lower = found.lower(0, Coefficients(torch.eye(3, dtype=torch.float64), None))
     assert torch.allclose(lower, box.lower[0], atol=1e-12)
+
+
+def test_a_maximum_reaches_the_larger_end() -> None:
+    """`a + relu(b - a)` with a in [0, 1] and b in [-1, 2]: between 0 and 2, not 4."""
+    graph = wired(
+        (2,),
+        (ops.Slice((slice(0, 1),)), (0,), (1,)),
+        (ops.Slice((slice(1, 2),)), (0,), (1,)),
+        (ops.Sub(), (2, 1), (1,)),
+        (ops.Relu(), (3,), (1,)),
+        (ops.Add(), (1, 4), (1,)),
+    )
+    lower, upper = torch.tensor([[[0.0, -1.0]], [[1.0, 2.0]]], dtype=torch.float64)
+    for effort in (CROWN_IBP, CROWN):
+        image = relax(graph, Box(lower, upper), effort=effort, rounding=EPS).boxes[5]
+        assert -1e-12 < image.lower.item() <= 0 and 2 <= image.upper.item() < 2 + 1e-12
+
+
+def test_corners_between_numbers_are_enclosed() -> None:
+    center = torch.ones(1, 1, dtype=torch.float64)
+    graph = wired((1,), (ops.Relu(), (0,), (1,)))
+    box = relax(graph, Box.around(center, center * EPS / 8), rounding=EPS).boxes[0]
+    assert box.lower.item() < 1 < box.upper.item()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_linear_bounds_that_are_not_numbers_are_no_bounds(
+    bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = small_network("dense", nn.ReLU())
+    box = small_box(graph, 1.0)
+    intervals = relax(graph, box, effort=CROWN_IBP, rounding=EPS)
+    monkeypatch.setattr(
+        crown._Tightening,
+        "_lower_bounds",
+        lambda self, sign, owner, place: torch.full((len(place),), bad, dtype=torch.float64),
+    )
+    found = relax(graph, box, effort=CROWN, rounding=EPS)
+    for i, bounds in intervals.boxes.items():
+        assert torch.equal(found.boxes[i].lower, bounds.lower)
+        assert torch.equal(found.boxes[i].upper, bounds.upper)

@@ -298,6 +298,52 @@ def test_an_octahedron_that_adds_nothing_to_the_box() -> None:
     assert len(facets) == 0
 
 
+# --- rounding -----------------------------------------------------------------------------------
+
+
+def test_vertices_between_the_cells_of_the_grid(monkeypatch) -> None:
+    """The corner that a constraint touches is rounded to the grid, away from the constraint.
+
+    The sum of two neurons is below 2, so that cells are twice as wide as in units of one.
+    """
+    monkeypatch.setattr(hulls, "_normals", lambda _points: np.ones((1, 4)))
+    lower, upper = np.full((1, 2), -0.75), np.full((1, 2), 0.75 + 2 * 0.45 * hulls._CELL)
+    facets = hull_constraints(lower, upper, np.full((1, 8), np.inf))
+    assert len(facets) == 1
+    assert_exact(facets, 0, exact_vertices(lower[0], upper[0], hulls.box_offsets(lower, upper)[0]))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_offsets_of_a_box_are_rounded_up(size: int) -> None:
+    ends = [1.0, 2.0**-80, 2.0**-160][:size]
+    lower, upper = -np.array([ends]), np.array([ends[::-1]])
+    for a, found in zip(directions(size), hulls.box_offsets(lower, upper)[0], strict=True):
+        exact = sum(
+            Fraction(max(c, 0) * high) - Fraction(max(-c, 0) * low)
+            for c, low, high in zip(a, lower[0], upper[0], strict=True)
+        )
+        assert Fraction(found) == exact if np.abs(a).sum() == 1 else Fraction(found) > exact
+
+
+def test_constants_that_underflow_are_rounded_down() -> None:
+    one = np.ones((1, 2))
+    for constant in (-0.3, 0.3):
+        facets = Facets(np.zeros(1, np.intp), one, one, np.array([constant]), np.zeros(1))
+        found = hulls._unscaled(facets, 0, -1074).constant[0]
+        assert Fraction(found) < Fraction(constant) * Fraction(2) ** -1074
+
+
+def test_offsets_worse_than_the_box_are_those_of_the_box() -> None:
+    lower, upper, offsets = (t[:1] for t in images(np.random.default_rng(10), 4, 2))
+    some = directions(2)[:, 0] > 0
+    worse = np.where(some, 10 * hulls.box_offsets(lower, upper), offsets)
+    nothing = np.where(some, np.inf, offsets)
+    found, expected = (hull_constraints(lower, upper, offsets) for offsets in (worse, nothing))
+    assert len(found) > 0
+    for name, values in vars(found).items():
+        assert np.array_equal(values, getattr(expected, name)), name
+
+
 # --- failures of the geometry ---------------------------------------------------------------
 
 

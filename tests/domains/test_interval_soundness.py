@@ -111,7 +111,7 @@ def check_plain(op: type[ops.Op], dtype: torch.dtype, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
-@settings(max_examples=12)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_strict_bounds_hold(op: type[ops.Op], data: st.DataObject) -> None:
     check_strict(op, data)
@@ -119,7 +119,7 @@ def test_strict_bounds_hold(op: type[ops.Op], data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("op", OPERATIONS)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_plain_bounds_hold(op: type[ops.Op], dtype: torch.dtype, data: st.DataObject) -> None:
     check_plain(op, dtype, data)

@@ -82,7 +82,7 @@ def check_random(op: type[ops.Op], dtype: torch.dtype, data: st.DataObject) -> N
 
 @BOTH
 @pytest.mark.parametrize("op", OPERATIONS)
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_random_networks(op: type[ops.Op], dtype: torch.dtype, data: st.DataObject) -> None:
     check_random(op, dtype, data)
@@ -152,7 +152,7 @@ def check_cancelling(dtype: torch.dtype, data: st.DataObject) -> None:
 
 
 @BOTH
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_cancellation(dtype: torch.dtype, data: st.DataObject) -> None:
     check_cancelling(dtype, data)

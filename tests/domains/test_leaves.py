@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from linear_helpers import EPS, many_points, small_box, small_network
 from patterns import exact_minimum
+from small_reduced import Neuron, Row, reduced, subproblem
 from test_reduced import MATRIX, OFFSET, neuron_values
 from torch import Tensor, nn
 
+from tightrope.domains import leaves
 from tightrope.domains.bounded import Relaxation
 from tightrope.domains.crown import CROWN, relax
 from tightrope.domains.leaves import Leaf, solve_leaf
@@ -123,3 +127,70 @@ def test_float32_problems_keep_the_digits_of_their_multipliers() -> None:
         rough = replace(problem, alpha=problem.alpha.float(), beta=problem.beta.float())
         leaf = solve_leaf(network, rough, torch.tensor([0]))
         assert leaf.problem.beta.dtype == torch.float64
+
+
+# --- a solver that is wrong ---------------------------------------------------------------------
+
+
+def small_leaf() -> tuple[Reduced, Subproblems]:
+    """Return `x >= 0` on [-1, 1] with the rows `x` and `relu(x) - 1`."""
+    layers = [[Neuron([1.0], sign=1)]]
+    rows = [Row([1.0]), Row([0.0], [1.0], constant=-1.0)]
+    return reduced(layers, rows, [-1.0], [1.0]), subproblem(layers)
+
+
+def answer(
+    marginals: list[float], *, x: float = 0.0, status: int = 0, fun: float = 0.0
+) -> SimpleNamespace:
+    """Return what a solver says: marginals of rows and splits, and the optimum."""
+    duals = SimpleNamespace(marginals=np.array(marginals))
+    return SimpleNamespace(status=status, fun=fun, x=np.array([x, fun]), ineqlin=duals)
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, *answers: SimpleNamespace) -> Leaf:
+    """Solve the small leaf with a solver that gives these answers."""
+    told = iter(answers)
+    monkeypatch.setattr(leaves, "_smallest_maximum", lambda *_: next(told))
+    return solve_leaf(*small_leaf(), torch.arange(2))
+
+
+def test_multipliers_of_the_wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative weights of rows, or of splits, would prove something else."""
+    leaf = lie(monkeypatch, answer([0.5, -3.0, 0.25]))
+    assert leaf.weights.tolist() == [0.0, 1.0]
+    assert leaf.problem.beta.tolist() == [[0.0]]
+
+
+def test_multipliers_that_are_all_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf = lie(monkeypatch, answer([0.0, 0.0, -1.0]))
+    assert leaf.weights.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("x", [-1.5, 1.5])
+def test_a_point_outside_of_the_box(monkeypatch: pytest.MonkeyPatch, x: float) -> None:
+    leaf = lie(monkeypatch, answer([-1.0, 0.0, 0.0], x=x))
+    assert leaf.point is not None and leaf.point.tolist() == [max(-1.0, min(1.0, x))]
+
+
+@pytest.mark.parametrize("status", [1, 2, 3, 4])
+def test_a_search_without_an_optimum(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    failed = answer([-1.0, 0.0, 0.0], status=status)
+    leaf = lie(monkeypatch, failed, failed)
+    assert leaf.point is None and leaf.value != leaf.value
+
+
+@pytest.mark.parametrize("violation", [0.0, -0.5])
+def test_a_leaf_that_is_not_empty_after_all(
+    monkeypatch: pytest.MonkeyPatch, violation: float
+) -> None:
+    infeasible = answer([-1.0, 0.0, 0.0], status=2)
+    leaf = lie(monkeypatch, infeasible, answer([-1.0], fun=violation))
+    assert leaf.point is None and leaf.value != leaf.value
+
+
+def test_an_empty_leaf_with_large_rows() -> None:
+    """The splits exclude each other by 1, and have to outweigh -100 relu(x) on [1, 2]."""
+    layers = [[Neuron([1.0], upper=2.0, sign=1), Neuron([1.0], upper=2.0, sign=-1)]]
+    network = reduced(layers, [Row([0.0], [-100.0])], [1.0], [2.0])
+    leaf = solve_leaf(network, subproblem(layers), torch.tensor([0]))
+    assert leaf.value == float("inf") and proved(network, leaf, torch.tensor([0])) > 0

@@ -57,7 +57,7 @@ def check(op: type[ops.Op], dtype: torch.dtype, rounding: float, data: st.DataOb
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_strict_bounds_hold(op: type[ops.Op], data: st.DataObject) -> None:
     check(op, torch.float64, EPS, data)
@@ -65,7 +65,7 @@ def test_strict_bounds_hold(op: type[ops.Op], data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("op", OPERATIONS)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_plain_bounds_hold(op: type[ops.Op], dtype: torch.dtype, data: st.DataObject) -> None:
     check(op, dtype, 0.0, data)

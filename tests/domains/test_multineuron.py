@@ -61,6 +61,9 @@ def test_stable_infinite_and_small_neurons_are_in_no_group() -> None:
     assert choose_groups(lower, upper) == [(0, 8, 9)]
     assert choose_groups(lower.double(), upper.double(), limit=2) == [(8, 9)]
     assert choose_groups(lower, upper, size=2) == [(8, 9), (0, 9), (0, 8)]
+    # However small an area may be, a stable neuron has none.
+    everything = {"smallest_area": 0.0, "size": 2, "overlap": 0}
+    assert choose_groups(lower, upper, **everything) == [(8, 9), (0, 6)]
 
 
 # --- layers ---------------------------------------------------------------------------------
@@ -105,6 +108,13 @@ def test_layer_constraints_hold_and_cut(neurons: int) -> None:
     relaxed = layer.upper / (layer.upper - layer.lower) * (h - layer.lower)
     top = relaxed @ constraints.on_outputs.T + h @ constraints.on_inputs.T + constraints.constant
     assert top.max() > 0.05
+
+
+def test_bounds_of_another_shape_are_refused() -> None:
+    layer = Layer(3, 3, seed=1)
+    for wrong in (lambda rows: rows[:, 0][:1], lambda rows: rows.sum(1, keepdim=True)):
+        with pytest.raises(ValueError, match="rows have bounds of shape"):
+            layer_constraints(layer.lower, layer.upper, wrong)
 
 
 def test_rows_are_asked_for_once_and_in_chunks() -> None:

@@ -74,7 +74,7 @@ def check_sound(op: type[ops.Op], dtype: torch.dtype, data: st.DataObject) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("op", OPERATIONS)
-@settings(max_examples=5)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_zonotopes_hold(op: type[ops.Op], dtype: torch.dtype, data: st.DataObject) -> None:
     check_sound(op, dtype, data)

@@ -111,15 +111,15 @@ def test_unsupported_option(layer: nn.Module, shape: tuple[int, ...], reason: st
 REFUSED: dict[str, tuple[Callable[..., object], tuple[int, ...], str]] = {
     # control flow
     "branch on a value": (lambda s, x: x if x.sum() > 0 else -x, (4,), "branch on tensor values"),
-    "loop over samples": (lambda s, x: sum(row for row in x), (4,), "cannot trace"),
+    "loop over samples": (lambda s, x: sum(row for row in x), (4,), "unbind"),
     # reshapes that mix the batch
     "flatten everything": (lambda s, x: x.flatten(), IMAGE, "batch"),
     "view(-1)": (lambda s, x: x.view(-1), IMAGE, "reshape"),
     "view mixes samples": (lambda s, x: x.view(-1, 16), IMAGE, "reshape of (2, 4, 4) to (16,)"),
     "fixed batch size": (lambda s, x: x.view(8, -1), IMAGE, "batch"),
-    "half the batch size": (lambda s, x: x.view(x.size(0) // 2, -1), IMAGE, "floordiv"),
-    "twice the batch size": (lambda s, x: x.view(x.size(0) * 2, -1), IMAGE, "mul"),
-    "batch size as a number": (lambda s, x: x + x.size(0), (4,), "add"),
+    "half the batch size": (lambda s, x: x.view(x.size(0) // 2, -1), IMAGE, "cannot trace"),
+    "twice the batch size": (lambda s, x: x.view(x.size(0) * 2, -1), IMAGE, "batch"),
+    "batch size as a number": (lambda s, x: x + x.size(0), (4,), "differs from Call"),
     "transpose the batch": (lambda s, x: x.transpose(0, 1), IMAGE, "batch"),
     "permute the batch": (lambda s, x: x.permute(1, 0, 2, 3), IMAGE, "batch"),
     "pad the batch": (lambda s, x: F.pad(x, (0, 0, 1, 0)), (4,), "batch"),
@@ -134,24 +134,26 @@ REFUSED: dict[str, tuple[Callable[..., object], tuple[int, ...], str]] = {
     "constant that broadcasts the sample": (
         lambda s, x: x + torch.ones(3, 4),
         (4,),
-        "constant of shape (3, 4)",
+        "does not fit the input shape",
     ),
-    "constant that does not fit": (lambda s, x: x * torch.ones(5), (4,), "shape (5,)"),
+    "constant that does not fit": (lambda s, x: x * torch.ones(5), (4,), "does not fit"),
     "alpha": (lambda s, x: torch.add(x, x, alpha=2), (4,), "alpha"),
     "rounding division": (lambda s, x: torch.div(x, 2, rounding_mode="floor"), (4,), "div"),
-    "concat with a constant": (lambda s, x: torch.cat((x, torch.ones(1, 4)), 1), (4,), "constant"),
-    "layer on a constant": (lambda s, x: x + s.linear(s.token), (4,), "linear"),
+    "concat with a constant": (
+        lambda s, x: torch.cat((x, torch.ones(len(x), 4)), 1),
+        (4,),
+        "constant",
+    ),
+    "layer on a constant": (lambda s, x: x + s.linear(s.token), (4,), "computed"),
     # means
     "mean of everything": (lambda s, x: x.mean(), IMAGE, "mean"),
     "mean over channels": (lambda s, x: x.mean(1), IMAGE, "mean"),
     # indices
-    "new dimension": (lambda s, x: x[:, None], (4,), "index"),
     "index by a list": (lambda s, x: x[:, [0, 2]], (4,), "index"),
-    "empty index": (lambda s, x: x[()], (4,), "getitem"),
     # options of functions
     "reflection": (lambda s, x: F.pad(x, (1, 1, 1, 1), mode="reflect"), IMAGE, "reflect"),
     "indices": (lambda s, x: F.max_pool2d(x, 2, return_indices=True)[0], IMAGE, "max_pool2d"),
-    "another dtype": (lambda s, x: x.double(), (4,), "double"),
+    "another dtype": (lambda s, x: x.double(), (4,), "float64"),
 }
 
 
@@ -219,7 +221,7 @@ def test_wrong_input_shape_names_the_layer() -> None:
 
 @pytest.mark.parametrize("dims", [(1, 7), (7, 1)])
 def test_dimensions_that_do_not_exist(dims: tuple[int, int]) -> None:
-    assert "transpose" in refusal(Call(lambda s, x: x.transpose(*dims)), IMAGE)
+    assert "out of range" in refusal(Call(lambda s, x: x.transpose(*dims)), IMAGE)
 
 
 def test_second_input() -> None:

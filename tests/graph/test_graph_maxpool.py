@@ -192,3 +192,11 @@ def test_random_networks(data: st.DataObject) -> None:
 @given(data=st.data())
 def test_random_networks_at_length(data: st.DataObject) -> None:
     check_random(data)
+
+
+def test_pools_of_very_large_windows_stay():
+    """A tree over thousands of numbers would take longer to build than to bound."""
+    sides = {32: "Sub", 33: "MaxPool"}
+    for side, kind in sides.items():
+        graph = trace(nn.MaxPool2d(side), (1, side, side))
+        assert kind in {type(node.op).__name__ for node in expand_max_pools(graph).nodes}

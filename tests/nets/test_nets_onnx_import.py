@@ -436,7 +436,7 @@ def test_random_state_and_threads(tmp_path):
     state = torch.get_rng_state()
     network = read_onnx(path)
     assert torch.equal(torch.get_rng_state(), state)
-    options = network.session.get_session_options()
+    options = network.reference.session.get_session_options()
     assert options.intra_op_num_threads == torch.get_num_threads()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from patience import within
 
 from tightrope import nets
 from tightrope.errors import UserError
@@ -29,7 +31,7 @@ def stored(tmp_path) -> Path:
 
 def refused(folder: Path, *parts: str) -> str:
     """Load must fail with one line that holds all parts."""
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as caught, within(60):
         nets.load(folder)
     message = str(caught.value)
     assert "\n" not in message
@@ -216,13 +218,77 @@ def test_json_that_is_not_text(stored):
         ({"normalize": {"mean": [float("nan")], "std": [1]}}, "must be finite"),
         ({"normalize": {"mean": ["0.5"], "std": [1]}}, "must be finite"),
         ({"surprise": 1}, "unknown 'surprise'"),
-        ({"arguments": {"width": 60000}}, "has shape (2,"),
-        ({"arguments": {"width": 65536}, "input_shape": [1, 32768, 65536]}, "cnn3"),
+        ({"arguments": {"width": 2000}}, "has shape (2,"),
+        ({"arguments": {"width": 60000}}, "cnn3 exceeds the limit of 268435456 weights"),
+        ({"arguments": {"width": 65536}, "input_shape": [1, 32768, 65536]}, "NET_INPUTS"),
+        ({"architecture": "mlp", "arguments": {"depth": 65536}}, "depth of 'mlp' must be a whole"),
+        ({"architecture": "resnet", "arguments": {"blocks": 10**6}}, "blocks of 'resnet' must"),
+        ({"input_shape": [1] * 10**6}, "input shape must be"),
+        ({"input_shape": [2**60] * 8}, "NET_INPUTS"),
+        ({"num_classes": 10**19}, "number of classes must be a whole number from 1 to 65536"),
+        ({"num_classes": 10**100}, "more than 64 bits"),
+        ({"surprise\x1b[2J": 1}, r"unknown 'surprise\x1b[2J'"),
+        ({f"surprise{i}": i for i in range(10**5)}, "unknown 'surprise0', 'surprise1'"),
+        ({"normalize": {"mean": [0.5] * 10**5, "std": [1]}}, "100000 values, expected 1 or 1"),
+        ({"normalize": {"mean": [[0.5] * 10**5], "std": [1]}}, "must be finite"),
     ],
 )
 def test_json_with_wrong_content(stored, changes, message):
     change_json(stored, **changes)
-    refused(stored, message)
+    assert len(refused(stored, message)) < 700
+
+
+@pytest.mark.parametrize("depth", [200, 10**5])
+def test_json_nested_deep(stored, depth):
+    (stored / "model.json").write_text('{"format": ' + "[" * depth + "]" * depth + "}")
+    refused(stored, "model.json", "nested more than 100 levels deep")
+
+
+def test_json_with_a_number_of_many_digits(stored):
+    (stored / "model.json").write_text('{"format": ' + "9" * 5000 + "}")
+    refused(stored, "model.json")
+
+
+def test_json_beyond_the_limit(stored):
+    (stored / "model.json").write_text(" " * (1 << 24) + "{}")
+    refused(stored, "model.json", "exceeds the limit of 16777216 bytes", "JSON_BYTES")
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_a_pipe_in_place_of_a_file(stored, name):
+    (stored / name).unlink()
+    os.mkfifo(stored / name)
+    refused(stored, f"{name}: it is a pipe, not a file")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{" * 50_000,
+        b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+        b'{"1.weight": {"dtype": "F32", "shape": [4611686018427387904], "data_offsets": [0, 0]}}',
+        b'{"1.weight": {"dtype": "F32", "shape": [0, 9223372036854775808], "data_offsets": [0,0]}}',
+        b'{"1.weight": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 0]}}',
+        b'{"1.weight": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}',
+        b'{"1.weight": {"dtype": "F4", "shape": [1], "data_offsets": [0, 1]}}',
+        b'{"__metadata__": {"a": "\\u0000"}}',
+    ],
+)
+def test_headers_of_weights_that_lie(stored, header):
+    content = len(header).to_bytes(8, "little") + header
+    (stored / "model.safetensors").write_bytes(content)
+    assert len(refused(stored, "model.safetensors")) < 700
+
+
+@pytest.mark.parametrize("length", [2**22 + 1, 10**8, 2**63, 2**64 - 1])
+def test_headers_of_weights_that_are_too_long(stored, length):
+    (stored / "model.safetensors").write_bytes(length.to_bytes(8, "little") + b"{}")
+    refused(stored, "model.safetensors is damaged", "it has no header")
+
+
+def test_many_tensors(stored):
+    change_tensors(stored, lambda t: t.update({f"{i}": torch.zeros(0) for i in range(30_000)}))
+    refused(stored, "unexpected 0")
 
 
 def test_json_without_a_key(stored):

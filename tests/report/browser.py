@@ -14,10 +14,12 @@ import select
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0
+from hangs import PATIENCE
+
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -41,20 +43,26 @@ KEYS = {
 }
 
 
+# What installs Chromium, by the program that does it.
+INSTALLERS = {
+    "apt-get": "sudo apt-get install -y chromium",
+    "dnf": "sudo dnf install -y chromium",
+    "pacman": "sudo pacman -S --noconfirm chromium",
+    "apk": "sudo apk add chromium",
+    "brew": "brew install --cask chromium",
+}
+
+
 def find_browser() -> str | None:
-    """Return the path of a Chromium, installing it where that was asked for."""
-    found = _find()
-    asked = {os.environ.get("CI") == "true", os.environ.get("TIGHTROPE_INSTALL_BROWSER") == "1"}
-    if found is None and True in asked and os.geteuid() == 0 and shutil.which("apt-get"):
-        for arguments in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
-            subprocess.run(["apt-get", *arguments], capture_output=True, timeout=600, check=False)
-        found = _find()
-    return found
-
-
-def _find() -> str | None:
+    """Return the path of a Chromium."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next(filter(None, map(shutil.which, names)), None)
+
+
+def how_to_get_one() -> str:
+    """Return the command that installs a Chromium here."""
+    known = (command for program, command in INSTALLERS.items() if shutil.which(program))
+    return next(known, "put a Chromium named chromium on the path")
 
 
 class Browser:
@@ -100,13 +108,13 @@ class Browser:
                 return result
             self.events.append(answer)
 
-    def listen(self, seconds: float) -> None:
-        """Collect events for a while."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            message = self._read(left)
-            if message is not None:
-                self.events.append(message)
+    def listen_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Collect events until there is what was waited for."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            message = self._read(max(0.0, deadline - time.monotonic()))
+            assert message is not None, f"the browser does not tell of {what}"
+            self.events.append(message)
 
     def _read(self, timeout: float) -> dict[str, Any] | None:
         deadline = time.monotonic() + timeout
@@ -154,10 +162,7 @@ class Tab:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.url = page.resolve().as_uri()
         self.call("Page.navigate", url=self.url)
-        deadline = time.monotonic() + PATIENCE
-        while not self.of("Page.loadEventFired"):
-            assert time.monotonic() < deadline, "the page does not load"
-            browser.listen(0.05)
+        browser.listen_until(lambda: bool(self.of("Page.loadEventFired")), "a loaded page")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send a command about this page."""
@@ -188,6 +193,10 @@ class Tab:
         )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def settle(self) -> None:
+        """Wait until the page has nothing to do, and collect what it has told by then."""
+        self.run("new Promise(done => setTimeout(() => setTimeout(done)))")
 
     def press(self, key: str) -> None:
         """Press a key, as a person would."""

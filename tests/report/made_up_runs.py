@@ -79,7 +79,7 @@ def write_certification(run: Run, x: np.ndarray) -> None:
         "steps": 20,
         "restarts": 2,
         "seed": 0,
-        "weights": run.fingerprint(),
+        **run.fingerprints(),
     }
     summary = summarize(records, len(x), settings)
     run.certification.write_text(json.dumps(summary.to_json()))

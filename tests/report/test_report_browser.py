@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Browser, Tab
+from browser import Browser, Tab, find_browser, how_to_get_one
 from made_up_runs import write_run
 from PIL import Image
 
@@ -32,8 +32,8 @@ def open_page(browser: Browser) -> Iterator[Open]:
         return tabs[-1]
 
     yield opened
-    browser.listen(0.1)
     for tab in tabs:
+        tab.settle()
         assert tab.problems() == []
         assert tab.requests() == []
         tab.close()
@@ -54,6 +54,17 @@ def several(real_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_run(folder / "alpha", eps="0.2"),
     ]
     return tr.report([*runs, real_run], out=folder / "report.html").page
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [("apt-get", "sudo apt-get install -y chromium"), ("brew", "brew install --cask chromium")],
+)
+def test_where_there_is_no_browser_one_command_helps(
+    monkeypatch: pytest.MonkeyPatch, program: str, command: str
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == program else None)
+    assert find_browser() is None and how_to_get_one() == command
 
 
 def test_every_section_is_rendered(open_page: Open, single: Path) -> None:
@@ -221,9 +232,15 @@ def test_copying_a_command(open_page: Open, single: Path) -> None:
         "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"]
     )
     tab.call("Page.bringToFront")
+    tab.run("""
+        const button = document.querySelector('button.copy');
+        window.told = new Promise(tell => {
+            new MutationObserver(() => tell(button.textContent)).observe(button, {childList: true});
+        });
+        undefined;
+    """)
     tab.click("button.copy")
-    tab.browser.listen(0.3)
-    assert tab.run("document.querySelector('button.copy').textContent") == "Copied"
+    assert tab.run("window.told") == "Copied"
     copied = tab.run("navigator.clipboard.readText()")
     assert copied.startswith("tightrope train --out")
 
@@ -285,10 +302,14 @@ def test_the_policy_stops_what_would_slip_through(
     assert "</main>" in html
     page.write_text(html.replace("</main>", f"{attack}</main>"), encoding="utf-8")
     tab = Tab(browser, page)
+    browser.listen_until(
+        lambda: any("Content Security Policy" in problem for problem in tab.problems()),
+        "a violation of the policy",
+    )
+    tab.settle()
     assert tab.run("window.broken === undefined")
     blocked = [event for event in tab.of("Network.loadingFailed") if event.get("blockedReason")]
     assert all(event["blockedReason"] == "csp" for event in blocked)
-    assert any("Content Security Policy" in problem for problem in tab.problems())
     assert not [e for e in tab.of("Network.responseReceived") if "localhost" in str(e)]
     tab.close()
 

@@ -22,7 +22,7 @@ def understood(command: str) -> tuple[Path, Settings]:
     assert words[:2] == ["tightrope", "train"]
     options: dict[str, Any] = dict(train.make_context("train", words[2:]).params)
     out, pairs = options.pop("out"), options.pop("pairs")
-    for name in ("preset", "resume", "force", "as_json"):
+    for name in ("preset", "resume", "force", "wait", "as_json"):
         assert not options.pop(name)
     given = {k: v for k, v in options.items() if v is not None} | parse_pairs(pairs)
     return out, Settings.parse(given)

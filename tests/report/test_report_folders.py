@@ -385,5 +385,8 @@ def test_folders_in_place_of_files(tmp_path: Path) -> None:
         path.unlink()
         path.mkdir()
     said = notices(run)
-    assert "history.jsonl cannot be read" in said and "certification.jsonl is damaged" in said
+    assert (
+        "cannot read history.jsonl: it is a folder" in said
+        and "certification.jsonl is damaged" in said
+    )
     assert "50.00 %" in shown(run).text

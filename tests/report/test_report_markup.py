@@ -31,7 +31,10 @@ class Reader(HTMLParser):
         self.text += data
 
 
-@given(st.text(st.characters(exclude_characters="\r\0", exclude_categories=["Cs"])))
+visible = st.characters(exclude_categories=["Cs", "Cc", "Cf", "Zl", "Zp"])
+
+
+@given(st.text(visible | st.just("\n")))
 def test_text_comes_back_as_text(text: str) -> None:
     reader = Reader(tag("p", text, title=text))
     assert reader.found == [("p", [("title", text)])]
@@ -41,6 +44,12 @@ def test_text_comes_back_as_text(text: str) -> None:
 @given(st.text())
 def test_any_text_can_be_written(text: str) -> None:
     assert tag("p", text).encode("utf-8").count(b"<") == 2
+
+
+def test_what_cannot_be_seen_is_written_out() -> None:
+    text = "a\x1b[31m\0\r\x9b\u202e\udc80\n\tb"
+    written = r"a\x1b[31m\x00\r\x9b\u202e\udc80" + "\n" + r"\tb"
+    assert tag("p", text, title=text) == f'<p title="{written}">{written}</p>'
 
 
 def test_markup_is_not_escaped_twice() -> None:

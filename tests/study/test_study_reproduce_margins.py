@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tightrope as tr
 from tightrope.runs import Run
 from tightrope.study import margins
 from tightrope.study.experiments.precision import contradicts
-from tightrope.study.measured import EXACT, Measured, read_lines
+from tightrope.study.measured import EXACT, Damaged, Measured, read_lines
 from tightrope.study.plans import Plan
 from tightrope.study.remaining import unfinished
 from tightrope.study.work import carry_out
@@ -128,6 +131,100 @@ def test_other_weights_make_measurements_stale(finished: Path, tmp_path: Path) -
     weights = Run(copy).weights
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
     assert unfinished(PLAN, copy) == ["certify", "estimate", "exact", "splits"]
+
+
+def change_normalization(folder: Path) -> None:
+    path = folder / "model.json"
+    description = json.loads(path.read_text())
+    assert description["normalize"] == {"mean": [0.1307], "std": [0.3081]}
+    description["normalize"]["mean"] = [0.25]
+    path.write_text(json.dumps(description))
+
+
+@pytest.fixture(scope="module")
+def normalized(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    """The same with a normalisation in the network, certified only."""
+    folder = tmp_path_factory.mktemp("normalized") / "run"
+    settings = {**PLAN.settings, "normalize": True}
+    plan = replace(PLAN, settings=settings, estimate={}, exact={}, splits={})
+    carry_out(plan, folder, watch=lambda *_: None)
+    assert unfinished(plan, folder) == []
+    return plan, folder
+
+
+def test_another_normalisation_makes_measurements_stale(
+    normalized: tuple[Plan, Path], tmp_path: Path
+) -> None:
+    plan, copy = normalized[0], tmp_path / "run"
+    shutil.copytree(normalized[1], copy)
+    assert Measured(copy).certified >= 0
+    change_normalization(copy)
+    assert unfinished(plan, copy) == ["certify"]
+    with pytest.raises(Damaged, match="of another network: other normalization"):
+        _ = Measured(copy).certified
+    with pytest.raises(tr.UserError, match=r"another network .*normalization"):
+        carry_out(plan, copy, watch=lambda *_: None)
+
+
+def test_measurements_by_an_earlier_version_are_used(finished: Path, tmp_path: Path) -> None:
+    """They note the weights only."""
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    for path in copy.glob("*.json*"):
+        text = path.read_text()
+        for name in ("architecture", "normalization"):
+            text = re.sub(rf'"{name}": "[0-9a-f]{{16}}",?', "", text)
+        text = re.sub(r',\s*"fingerprint": "[0-9a-f]{16}"', "", text)
+        path.write_text(re.sub(r",(\s*)}", r"\1}", text))
+    assert "normalization" not in (copy / "certification.json").read_text()
+    assert unfinished(PLAN, copy) == []
+    assert Measured(copy).certified == Measured(finished).certified
+
+
+def test_a_run_in_use_is_left_alone_or_waited_for(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    (copy / "splits.json").unlink()
+    held, ended = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with Run(copy).lock("certify"):
+            held.set()
+            ended.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    with pytest.raises(tr.UserError, match="in use by tightrope certify"):
+        carry_out(PLAN, copy, watch=lambda *_: None)
+    parts: list[str] = []
+
+    def watch(part: str, done: int, total: int) -> None:
+        parts.append(part)
+        ended.set()
+
+    carry_out(PLAN, copy, wait=True, watch=watch)
+    thread.join(60)
+    assert parts[0] == "waiting" and parts[-1] == "splits"
+    assert unfinished(PLAN, copy) == []
+
+
+def test_data_of_ones_own_that_has_changed(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    arrays = {name: generator.random((40, 6), dtype=np.float32) for name in ("x_train", "x_test")}
+    arrays |= {name: np.arange(40) % 2 for name in ("y_train", "y_test")}
+    data = tmp_path / "data.npz"
+    np.savez(data, **arrays)
+    settings = {**PLAN.settings, "data": str(data), "train_samples": None, "validation": 10}
+    settings |= {"batch_size": 10}
+    plan = replace(PLAN, settings=settings, estimate={}, exact={}, splits={})
+    carry_out(plan, tmp_path / "run", watch=lambda *_: None)
+    assert unfinished(plan, tmp_path / "run") == []
+    arrays["x_test"][3, 0] /= 2
+    np.savez(data, **arrays)
+    assert unfinished(plan, tmp_path / "run") == ["certify"]
+    with pytest.raises(tr.UserError, match="test sample 3 has another image"):
+        carry_out(plan, tmp_path / "run", watch=lambda *_: None)
 
 
 def test_other_wishes_are_noticed(finished: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hangs import PATIENCE
 
 import tightrope as tr
 from tightrope.api import reproducing
@@ -155,7 +156,7 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
         "import pathlib, sys, time, json\n"
         "name = json.loads(sys.stdin.readline())['plan']['name']\n"
         "if name == 'small': sys.exit()\n"
-        f"time.sleep(60); pathlib.Path({str(marker)!r}).touch()\n"
+        f"time.sleep({PATIENCE}); pathlib.Path({str(marker)!r}).touch()\n"
     )
     plans = [SMALL, *(replace(SMALL, name=f"other{i}") for i in range(3))]
     with pytest.raises(KeyboardInterrupt):

@@ -1,9 +1,13 @@
 """Checkpoints: what is written is read, damage is reported, nothing is executed."""
 
+import copy
+import os
 import pickle
+import zipfile
 
 import pytest
 import torch
+from patience import within
 
 from tightrope.errors import UserError
 from tightrope.training.checkpoints import (
@@ -127,6 +131,54 @@ def test_files_with_other_content(content, tmp_path):
     path = tmp_path / "checkpoint.pt"
     torch.save(content, path)
     assert "damaged" in refuse(path)
+
+
+def compressed(path):
+    """Compress a checkpoint, as it would be to become gigabytes when it is read."""
+    save_checkpoint(example(), path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def overlapping(path):
+    """Let many members of an archive share the same content."""
+    save_checkpoint(example(), path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("checkpoint/more", bytes(1 << 10))
+        first = archive.infolist()[-1]
+        for i in range(1000):
+            twin = copy.copy(first)
+            twin.filename = f"checkpoint/more{i}"
+            archive.filelist.append(twin)
+            archive.NameToInfo[twin.filename] = twin
+
+
+def widened(path):
+    """Claim a tensor of many elements that has one."""
+    weight = torch.zeros(1).expand(1000, 1000)
+    torch.save({"format": 1, **vars(example()), "model": {"weight": weight}}, path)
+
+
+@pytest.mark.parametrize("write", [compressed, overlapping, widened, os.mkfifo])
+def test_hostile_files(write, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    write(path)
+    with within(60):
+        refuse(path)
+
+
+def test_lists_that_hold_each_other(tmp_path):
+    value = [1.0]
+    for _ in range(100):
+        value = [value, value]
+    value.append(value)
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"format": 1, **vars(example()), "optimizer": {"state": value}}, path)
+    with within(60):
+        assert len(load_checkpoint(path).optimizer["state"]) == 3
 
 
 def test_other_versions(tmp_path):

@@ -6,7 +6,7 @@ from fractions import Fraction
 from importlib import resources
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from small_trainings import resolve
 
@@ -55,6 +55,46 @@ def test_radii_refused(value):
 @given(st.fractions(0, 1, max_denominator=10**6).filter(lambda f: f > 0))
 def test_written_radii_read_back_exactly(radius):
     assert parse_radius(format_radius(radius)) == radius
+
+
+DIGITS = st.from_regex(r"[0-9]{1,60}", fullmatch=True)
+WRITTEN_RADII = st.one_of(
+    st.fractions(0, 1),
+    st.builds(Fraction, st.integers(1, 10**220), st.integers(1, 10**220)),
+    st.floats(0, 1),
+    st.builds("0.{}".format, DIGITS),
+    st.builds("{}.{}e-{}".format, st.integers(0, 9), DIGITS, st.integers(0, 35)),
+    st.builds("{}/{}".format, DIGITS, DIGITS),
+    st.builds("0.{}e-{}/{}".format, DIGITS, st.integers(0, 35), DIGITS),
+)
+
+
+@given(WRITTEN_RADII)
+@example("1.2345678901234567890123456789e-20")  # was taken, written and then refused
+@example("0.1e-29")
+@example(Fraction(10**199 - 1, 10**199))
+@example(Fraction(10**200, 10**200 + 1))
+def test_whatever_radius_is_taken_can_be_written_and_read(value):
+    try:
+        radius = parse_radius(value)
+    except UserError as error:
+        assert "\n" not in str(error) and len(str(error)) < 200
+        return
+    text = format_radius(radius)
+    assert parse_radius(text) == radius
+    assert format_radius(parse_radius(text)) == text
+    assert isinstance(value, Fraction) or parse_radius(str(value)) == radius
+
+
+def test_radii_of_many_digits():
+    digits = "1234567890123456789012345678901234567890"
+    assert parse_radius(f"0.{digits}") == Fraction(int(digits), 10**40)
+    assert parse_radius(f"0.{digits}e-9") == Fraction(int(digits), 10**49)
+    with pytest.raises(UserError, match="at most 200 digits"):
+        parse_radius(Fraction(1, 3) - Fraction(1, 7**300))
+    for value in (10**5000, Fraction(1, 10**5000), Fraction(10**5000, 10**5000 - 1)):
+        with pytest.raises(UserError, match="thousands of digits"):
+            parse_radius(value)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +272,12 @@ def test_seeds_that_torch_cannot_take(seed):
         ({"ibp.weight": 1}, "method 'ibp' takes no options, got 'ibp.weight'"),
         ({"foo.bar": 1}, "unknown setting 'foo.bar'"),
         ({"method": "pgd", "pgd.steps": "x"}, "^pgd.steps must be a whole number"),
-        ({"method": "pgd", "pgd.steps": 0}, "^pgd.steps and pgd.restarts must be at least 1"),
-        ({"method": "pgd", "pgd.step_size": "x"}, "^pgd.step_size must be a number, got 'x'"),
-        ({"method": "pgd", "pgd.step_size": -1}, "^pgd.step_size must be positive"),
+        ({"method": "pgd", "pgd.steps": 0}, "^pgd.steps must be at least 1, got 0"),
+        (
+            {"method": "pgd", "pgd.step_size": "x"},
+            "^pgd.step_size must be a number, got 'x'",
+        ),
+        ({"method": "pgd", "pgd.step_size": -1}, "^pgd.step_size must be positive, got -1"),
         ({"method": 5}, "method"),
         ({"method": None}, "method"),
     ],

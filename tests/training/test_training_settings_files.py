@@ -4,13 +4,14 @@ import dataclasses
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import settings as budget
 from hypothesis import strategies as st
 from small_trainings import resolve
 
 from tightrope.errors import UserError
 from tightrope.training import objectives
-from tightrope.training.settings import Settings, flatten, read_toml
+from tightrope.training.settings import Settings, describe_settings, flatten, read_toml
 
 # --- writing ----------------------------------------------------------------------------------
 
@@ -41,6 +42,51 @@ def test_settings_survive_toml(given, tmp_path):
         again = Settings.parse(read_toml(path))
         assert again.objective() == settings.objective()
         assert dataclasses.replace(again, options={}) == dataclasses.replace(settings, options={})
+
+
+# Values of every kind, most of which most settings refuse.
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-2, 9),
+    st.floats(),
+    st.floats(0, 1),
+    st.text(st.characters(exclude_categories=()), max_size=8),
+    st.fractions(0, 1),
+    st.lists(st.integers(0, 9), max_size=4),
+    st.decimals().map(str),
+    st.from_regex(r"0\.[0-9]{1,45}(e-[0-9]{1,2})?", fullmatch=True),
+    st.sampled_from(
+        ["none", "None", "true", "shi", "last", "linear", "sgd", "8/255", " 7 ", "5e3"]
+    ),
+)
+NAMES = [("ibp", name) for name, _, _ in describe_settings() if name != "method"]
+NAMES += [
+    (method, f"{objectives.section(method)}.{option}")
+    for method in objectives.METHODS
+    for option in objectives.method_options(method)
+]
+
+
+@pytest.mark.parametrize(("method", "name"), NAMES)
+@given(value=ANYTHING)
+@budget(max_examples=60)
+@example(value="1.2345678901234567890123456789e-20")
+@example(value=float("nan"))
+@example(value=float("inf"))
+@example(value="file-\udcff.npz")  # a name that is not UTF-8
+def test_whatever_setting_is_taken_is_read_back(method, name, value):
+    try:
+        written = Settings.parse({"method": method, name: value})
+    except UserError as error:
+        assert "\n" not in str(error)
+        return
+    text = written.to_toml().encode("utf-8").decode("utf-8")
+    again = Settings.parse(flatten(tomllib.loads(text)))
+    assert again.objective() == written.objective()
+    assert dataclasses.replace(again, options={}) == dataclasses.replace(written, options={})
+    assert again.to_toml() == written.to_toml()
 
 
 def test_config_shows_what_people_write():
@@ -82,7 +128,7 @@ def test_read_toml_refuses_what_it_cannot_read(tmp_path):
 
 
 @dataclasses.dataclass(frozen=True)
-class Custom:
+class Custom(objectives.Objective):
     """A method as a user writes it: annotations are types here, not text."""
 
     name = "custom"

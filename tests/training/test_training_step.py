@@ -1,6 +1,8 @@
 """One step: gradients of the loss, of the regularisers, and of a batch computed in parts."""
 
 import copy
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch import nn
 from tightrope.attacks import pgd as real_pgd
 from tightrope.graph import trace
 from tightrope.training.batchnorm import training_model
-from tightrope.training.objectives import IBP, PGD, Standard
+from tightrope.training.objectives import IBP, PGD, Loss, Objective, Standard
+from tightrope.training.objectives.propagation import interval_rules
 from tightrope.training.step import Step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -226,6 +229,47 @@ def test_radius_zero_is_cross_entropy_with_regularizers_of_a_tiny_box(name, obje
     assert result.loss == pytest.approx(24 * (loss.item() + 0.5 * value), rel=1e-7)
     right = int((logits.argmax(1) == y).sum())
     assert (result.natural, result.robust) == (right, right)
+
+
+@pytest.mark.parametrize("name", reference.NETS)
+def test_regularizers_never_look_at_boxes_below_the_precision(name):
+    """The first radii of an annealing are tiny; in float32 their boxes would have no width."""
+    net = reference.NETS[name]()
+    data = reference.batch(24)
+    options = {"data": data, "target": 0.08, "annealing": True}
+    plain, before = run(net, IBP(), 1e-9, **options)
+    result, after = run(net, IBP(), 1e-9, **options, regularizer_weight=0.5)
+    value, gradients = slow_regularizer(net, data[0], 1e-6)
+    assert result.loss - plain.loss == pytest.approx(24 * 0.5 * value, rel=1e-6)
+    assert_same(after, {k: v + 0.5 * gradients[k] for k, v in before.items()}, 1e-6)
+
+
+@dataclass(frozen=True)
+class Shrunk(Objective):
+    """A method that leaves its boxes to the step, and shrinks ReLUs."""
+
+    name: ClassVar[str] = "shrunk"
+    propagates_boxes: ClassVar[bool] = True
+    shrink: float = 1.0
+
+    @property
+    def rules(self):
+        return interval_rules(self.shrink)
+
+    def __call__(self, model, x, y, radius):
+        return Loss(F.cross_entropy(model.logits, y))
+
+
+def test_regularizers_look_at_boxes_as_the_method_propagates_them():
+    net, data = reference.NETS["plain"](), reference.batch(24)
+    options = {"data": data, "target": 0.08, "annealing": True}
+    plain = run(net, Shrunk(), 0.04, **options)[0].loss
+    full, shrunk = (
+        run(net, Shrunk(shrink), 0.04, **options, regularizer_weight=0.5)[0].loss - plain
+        for shrink in (1.0, 0.5)
+    )
+    assert full == pytest.approx(24 * 0.25 * slow_regularizer(net, data[0], 0.04)[0], rel=1e-6)
+    assert shrunk < full
 
 
 @pytest.mark.parametrize("annealing,radius", [(False, 0.0), (False, 0.05), (True, 0.2)])

@@ -16,10 +16,19 @@ from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.errors import UserError
 from tightrope.graph import trace
-from tightrope.training.batchnorm import FixedModel, training_model
-from tightrope.training.objectives import IBP, METHODS, PGD, SABR, STAPS, TAPS
+from tightrope.training.batchnorm import FixedModel, evaluation_model, training_model
+from tightrope.training.objectives import (
+    IBP,
+    METHODS,
+    PGD,
+    SABR,
+    STAPS,
+    TAPS,
+    MultiPGD,
+    Objective,
+)
 from tightrope.training.objectives.propagation import gradient_factors, interval_rules
-from tightrope.training.objectives.regions import small_box
+from tightrope.training.objectives.regions import SmallBox
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -253,7 +262,7 @@ def test_the_small_box_lies_inside_the_clipped_ball(name, ratio, radius):
     model = training_model(trace(reference.NETS[name](), reference.SHAPE), x)
     ball = Box.ball(x, radius)
     torch.manual_seed(5)
-    box = small_box(model, x, y, radius, ratio=ratio, **REGION)
+    box = SmallBox(ratio=ratio, **REGION)(model, x, y, radius)
     torch.testing.assert_close(box.radius, ratio * (ball.upper - ball.lower) / 2)
     assert (box.lower >= ball.lower - 1e-12).all() and (box.upper <= ball.upper + 1e-12).all()
     assert box.lower.min() > -1e-12 and box.upper.max() < 1 + 1e-12
@@ -270,7 +279,7 @@ def test_the_small_box_holds_the_adversarial_point(monkeypatch):
         return seen["point"]
 
     monkeypatch.setattr("tightrope.training.objectives.regions.pgd", spy)
-    box = small_box(model, x, y, RADIUS, ratio=0.3, **REGION)
+    box = SmallBox(ratio=0.3, **REGION)(model, x, y, RADIUS)
     ball = Box.ball(x, RADIUS)
     assert torch.equal(seen["box"].lower, ball.lower) and torch.equal(seen["box"].upper, ball.upper)
     assert isinstance(seen["goal"], CrossEntropy)
@@ -282,7 +291,7 @@ def test_the_small_box_holds_the_adversarial_point(monkeypatch):
     assert (seen["point"] != box.center).any() and (seen["point"] == box.center).any()
     # x0.1 after ceil(.5 n), ceil(.8 n) and ceil(.9 n) of n = 8 steps
     assert seen["steps"].sizes() == pytest.approx([0.5] * 4 + [0.05] * 3 + [0.005])
-    small_box(model, x, y, RADIUS, ratio=0.3, **{**REGION, "step_decay": 1.0, "steps": 10})
+    SmallBox(ratio=0.3, **{**REGION, "step_decay": 1.0, "steps": 10})(model, x, y, RADIUS)
     assert seen["steps"].sizes() == pytest.approx([0.5] * 10)
 
 
@@ -294,7 +303,7 @@ def test_sabr_is_ibp_on_the_small_box(name):
     torch.manual_seed(11)
     slow = reference.Reference(net, x)
     model = training_model(trace(copy.deepcopy(net), reference.SHAPE), x)
-    box = small_box(model, x, y, RADIUS, ratio=0.4, **REGION)
+    box = SmallBox(ratio=0.4, **REGION)(model, x, y, RADIUS)
     margins, _, _ = slow.bounds(box.lower, box.upper)
     own = -margins[torch.arange(len(y)), y]
     value = torch.nn.functional.cross_entropy(own, y)
@@ -391,3 +400,14 @@ def test_robust_means_that_no_class_wins():
     for method in (TAPS(steps=5), STAPS(steps=5), SABR(), TAPS(estimators="single", steps=5)):
         shares = [method(model, x, y, r).robust.double().mean() for r in (0.001, 0.03, 0.3)]
         assert shares[0] > 0.9 and shares[0] > shares[1] > shares[2]
+
+
+@pytest.mark.parametrize("method", [TAPS(loss="taps"), STAPS(loss="taps"), MultiPGD()])
+def test_a_tie_is_not_robust(method: Objective) -> None:
+    """Margins of exactly zero: nobody may call them robust."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    for parameter in net.parameters():
+        nn.init.zeros_(parameter)
+    model = evaluation_model(trace(net, (4,)), torch.rand(5, 4))
+    loss = method(model, model.x, torch.zeros(5, dtype=torch.long), 0.1)
+    assert loss.robust is not None and not loss.robust.any()

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from tightrope.api.evaluation import check_attack, examine
+from tightrope.api.evaluation import Examination, check_attack, examine
 from tightrope.certification.cascade import batch_seed
 from tightrope.certification.properties import Ball, Samples
 from tightrope.certification.stages import StageSettings, attack_stage
 from tightrope.certification.subjects import Subject
 from tightrope.files import write_json
+from tightrope.lock import Wait
 from tightrope.precision import full_precision
 from tightrope.radius import Radius, format_radius
 from tightrope.runs import Run, open_run
@@ -44,16 +45,33 @@ def attack(
     restarts: int = 5,
     seed: int = 0,
     device: str | None = None,
+    wait: Wait = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> AttackResult:
     """Attack test samples of a run by PGD and write `attack.json`.
 
     A sample counts as broken only if the original network misclassifies a point of the exact
-    ball. `progress(done, total)` is called after each batch.
+    ball. A run that another command is working on is an error unless `wait` queues for it.
+    `progress(done, total)` is called after each batch.
     """
     run = open_run(run)
     check_attack(steps, restarts, seed)
-    examination = examine(run, eps, samples, start, device)
+    run.check()
+    with run.lock("attack", wait):
+        examination = examine(run, eps, samples, start, device)
+        result = _attack(run, examination, steps, restarts, seed, progress)
+        write_json(run.attack, asdict(result))
+    return result
+
+
+def _attack(
+    run: Run,
+    examination: Examination,
+    steps: int,
+    restarts: int,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> AttackResult:
     subject = Subject.of(examination.module, examination.input_shape)
     settings = StageSettings(steps, restarts)
     total, natural, adversarial = len(examination.indices), 0, 0
@@ -69,19 +87,17 @@ def attack(
                 broken = attack_stage(subject, samples_left, settings).falsified
                 adversarial += int((~broken).sum())
             progress(min(first + BATCH, total), total)
-    result = AttackResult(
+    return AttackResult(
         total,
         natural / total,
         adversarial / total,
         time.perf_counter() - started,
         {
             "eps": format_radius(examination.eps),
-            "start": start,
+            "start": int(examination.indices[0]),
             "steps": steps,
             "restarts": restarts,
             "seed": seed,
-            "weights": run.fingerprint(),
+            **run.fingerprints(),
         },
     )
-    write_json(run.attack, asdict(result))
-    return result

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.certification.properties import Ball
+from tightrope.certification.properties import PIXELS, Domain, parse_ball
 from tightrope.domains import interval, zonotope
 from tightrope.domains.bounded import Relaxation
 from tightrope.domains.coefficients import Coefficients
@@ -15,7 +15,7 @@ from tightrope.errors import UserError, unknown_name
 from tightrope.graph import Graph, trace
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.precision import ROUNDING, full_precision
-from tightrope.radius import Radius, parse_radius
+from tightrope.radius import Radius
 
 METHODS = ("ibp", "zonotope", "crown-ibp", "crown", "alpha")
 
@@ -25,25 +25,32 @@ def bounds(
     x: Tensor | Box,
     *,
     eps: Radius | None = None,
+    domain: Domain = PIXELS,
     method: str = "crown",
     node: str | None = None,
 ) -> Box:
     """Bound the outputs of a network, or of one of its layers, on a batch of inputs.
 
-    `x` is a batch of inputs with a radius `eps` (within [0, 1]), or a `Box` of any corners.
+    `x` is a batch of inputs with a radius `eps`, or a `Box` of any corners. The ball is cut off at
+    `domain`, the range of values that inputs can have at all (None: no cut), where `x` must lie.
     `method` is one of ibp, zonotope, crown-ibp, crown and alpha, from loose and fast to tight.
     `node` is a layer's name in the module; its last operation is bounded. The bounds are float64
     and hold in exact arithmetic, apart from zonotope's.
     """
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
-    box = _region(x, eps)
+    box = _region(x, eps, domain)
+    if not box.lower.dim():
+        raise UserError("x has no dimensions: give a batch of inputs, the batch first")
     graph = network if isinstance(network, Graph) else trace(network, tuple(box.lower.shape[1:]))
     if tuple(box.lower.shape[1:]) != graph.input_shape:
         raise UserError(
             f"x has shape {tuple(box.lower.shape[1:])}, the network takes {graph.input_shape}"
         )
     graph = _upto(graph, node).detach().to(torch.float64)
+    if not len(box.lower):  # as with any function of a batch, nothing of nothing
+        nothing = box.lower.new_empty(0, *graph.output_shape)
+        return Box(nothing, nothing.clone())
     with torch.no_grad(), full_precision():
         if method == "ibp":
             return interval.bounds(graph, box, rounding=ROUNDING)[0]
@@ -59,7 +66,7 @@ def bounds(
         return _output_box(relax(graph, box, effort=effort, rounding=ROUNDING))
 
 
-def _region(x: Tensor | Box, eps: Radius | None) -> Box:
+def _region(x: Tensor | Box, eps: Radius | None, domain: Domain) -> Box:
     if isinstance(x, Box):
         if eps is not None:
             raise UserError("give either a box or an input with eps, not both")
@@ -69,7 +76,7 @@ def _region(x: Tensor | Box, eps: Radius | None) -> Box:
         return Box(lower, upper)
     if eps is None:
         raise UserError("eps is missing: the radius around x")
-    return Ball(x, parse_radius(eps)).outer()
+    return parse_ball(x, eps, domain).outer()
 
 
 def _upto(graph: Graph, node: str | None) -> Graph:

@@ -12,14 +12,16 @@ from tightrope.api.certifying import certify
 from tightrope.api.estimating import estimate
 from tightrope.api.evaluation import choose_samples
 from tightrope.api.training import check_training, train
-from tightrope.errors import UserError
-from tightrope.files import write_json
+from tightrope.errors import UserError, shorten
+from tightrope.files import refuse_links, write_json
+from tightrope.lock import Wait
 from tightrope.report.scatter import Point, draw_scatter
 from tightrope.runs import Run
 from tightrope.training.objectives import find_method, section
 from tightrope.training.settings import flatten
 from tightrope.training.trainer import Progress
 
+MOST_SEEDS = 1000
 COLUMNS = ("natural", "adversarial", "taps", "certified", "seconds")
 
 
@@ -69,6 +71,7 @@ def compare(
     seeds: int = 1,
     samples: int | None = 1000,
     preset: str | None = None,
+    wait: Wait = False,
     watch: Callable[[str, int], Progress | None] = lambda method, seed: None,
     **settings: Any,
 ) -> Comparison:
@@ -79,13 +82,16 @@ def compare(
     method only; a `preset` may contain `{method}`. Accuracies are those of `certify` and
     `estimate` (TAPS, with the largest classifier that one of them is trained with) on the first
     `samples` test samples, all of them if None. Bad settings of any method are refused before
-    the first training. A run that fails is reported in its entry and does not stop the others.
+    the first training. A run that fails is reported in its entry and does not stop the others;
+    so is one that another command is working on, unless `wait` queues for it.
     `watch(method, seed)` may return a progress display for a training. Writes
     `comparison.json` and `figures/comparison.png`.
     """
     out, flat = Path(out), flatten(settings)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give a folder as --out")
+    refuse_links(out, ("comparison.json", "figures"))
+    refuse_links(out / "figures")
     _check(methods, seeds, flat)
     asked = {
         (method, seed): {
@@ -106,8 +112,8 @@ def compare(
         for seed in range(seeds):
             run = Run(out / f"{method}-{seed}")
             try:
-                train(progress=watch(method, seed), **asked[method, seed])
-                values = _measure(run, samples, relus)
+                train(progress=watch(method, seed), wait=wait, **asked[method, seed])
+                values = _measure(run, samples, relus, wait)
             except UserError as error:
                 entry.errors.append(f"{run.folder}: {error}")
                 continue
@@ -140,8 +146,8 @@ def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None
         find_method(method)
     if not methods or len({*methods}) < len(methods):
         raise UserError("methods must be different names, for instance ibp,taps")
-    if seeds < 1:
-        raise UserError(f"seeds must be at least 1, got {seeds}")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(f"seeds must lie in [1, {MOST_SEEDS}], got {shorten(seeds)}")
     if "seed" in settings or "method" in settings:
         raise UserError("compare sets method and seed itself: use methods and seeds")
     sections = {section(method) for method in methods}
@@ -167,11 +173,10 @@ def _settings_of(method: str, settings: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in settings.items() if "." not in k or k.startswith(own)}
 
 
-def _measure(run: Run, samples: int | None, relus: int | None) -> tuple[float, ...]:
+def _measure(run: Run, samples: int | None, relus: int | None, wait: Wait) -> tuple[float, ...]:
     """Certify a trained run, and return the values of the columns."""
-    certified = certify(run, samples=samples)
-    latent = estimate(run, samples=samples, classifier_relus=relus)
-    seconds = sum(record["seconds"] for record in run.history())
+    certified = certify(run, samples=samples, wait=wait)
+    latent = estimate(run, samples=samples, classifier_relus=relus, wait=wait)
     adversarial = certified.adversarial
     assert adversarial is not None
-    return certified.natural, adversarial, latent.taps, certified.certified, seconds
+    return certified.natural, adversarial, latent.taps, certified.certified, run.training_seconds()

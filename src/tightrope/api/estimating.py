@@ -11,20 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightrope.api.evaluation import check_attack, examine
+from tightrope.api.evaluation import Examination, check_attack, examine
 from tightrope.attacks import misclassified, worst_margin
 from tightrope.box import Box
 from tightrope.certification.cascade import batch_seed
 from tightrope.domains import interval
 from tightrope.files import write_json
 from tightrope.graph import Graph, trace
+from tightrope.lock import Wait
 from tightrope.precision import full_precision
 from tightrope.radius import Radius, format_radius
 from tightrope.runs import Run, open_run
 from tightrope.training.batchnorm import FixedModel, evaluation_model
 from tightrope.training.objectives import IBP, PGD, SABR, TAPS, Objective
-from tightrope.training.objectives.propagation import estimated_margins, evaluation_batch
-from tightrope.training.objectives.regions import adversarial_points, small_box
+from tightrope.training.objectives.propagation import evaluation_batch
+from tightrope.training.objectives.regions import adversarial_points
+from tightrope.training.objectives.taps import LatentAttack
 
 BATCH = 250
 
@@ -59,6 +61,7 @@ def estimate(
     ratio: float = 0.4,
     seed: int = 0,
     device: str | None = None,
+    wait: Wait = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Estimate:
     """Estimate the robust accuracy of a run's network and write `estimate.json`.
@@ -66,17 +69,51 @@ def estimate(
     TAPS accuracy is the share of samples whose latent attack (`steps`, `restarts`) finds no
     wrong class, for the split with `classifier_relus` ReLUs in the classifier (by default the
     one the run was trained with, else the smallest that has any). `ratio` is the size of SABR's
-    box. PGD takes 50 steps from each of 3 starts, as in the paper's comparison.
+    box. PGD takes 50 steps from each of 3 starts, as in the paper's comparison. A run that another
+    command is working on is an error unless `wait` queues for it.
     """
     run = open_run(run)
     check_attack(steps, restarts, seed)
-    examination = examine(run, eps, samples, start, device)
-    graph = trace(examination.module, examination.input_shape)
-    relus = trained_split(run, graph) if classifier_relus is None else classifier_relus
-    objectives = estimators(relus, steps=steps, restarts=restarts, ratio=ratio)
+    run.check()
+    with run.lock("estimate", wait):
+        examination = examine(run, eps, samples, start, device)
+        graph = trace(examination.module, examination.input_shape)
+        relus = trained_split(run, graph) if classifier_relus is None else classifier_relus
+        objectives = estimators(relus, steps=steps, restarts=restarts, ratio=ratio)
+        began = time.perf_counter()
+        counts = _count_robust(examination, graph, relus, objectives, seed, progress)
+        total = len(examination.indices)
+        result = Estimate(
+            samples=total,
+            **{name: count / total for name, count in counts.items()},
+            seconds=time.perf_counter() - began,
+            settings={
+                "eps": format_radius(examination.eps),
+                "start": start,
+                "classifier_relus": relus,
+                "steps": steps,
+                "restarts": restarts,
+                "ratio": ratio,
+                "seed": seed,
+                **run.fingerprints(),
+            },
+        )
+        write_json(run.estimate, asdict(result))
+    return result
+
+
+def _count_robust(
+    examination: Examination,
+    graph: Graph,
+    relus: int,
+    objectives: dict[str, Objective],
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> dict[str, int]:
+    """Return how many samples each approximation considers robust."""
     size = min(BATCH, evaluation_batch(graph.split(relus)[1]))
     counts = dict.fromkeys(("natural", *objectives), 0)
-    total, started = len(examination.indices), time.perf_counter()
+    total = len(examination.indices)
     with torch.random.fork_rng(), torch.no_grad(), full_precision():
         for first in range(0, total, size):
             indices, x, y = examination.batch(first, first + size)
@@ -90,23 +127,7 @@ def estimate(
                 assert robust is not None
                 counts[name] += int(robust.sum())
             progress(min(first + size, total), total)
-    result = Estimate(
-        samples=total,
-        **{name: count / total for name, count in counts.items()},
-        seconds=time.perf_counter() - started,
-        settings={
-            "eps": format_radius(examination.eps),
-            "start": start,
-            "classifier_relus": relus,
-            "steps": steps,
-            "restarts": restarts,
-            "ratio": ratio,
-            "seed": seed,
-            "weights": run.fingerprint(),
-        },
-    )
-    write_json(run.estimate, asdict(result))
-    return result
+    return counts
 
 
 def estimators(
@@ -139,19 +160,16 @@ def worst_margins(
             last=True,
         )
         return worst_margin(model.graph(points), y)
-    if isinstance(objective, TAPS) and objective.classifier_relus:
+    box = Box.ball(x, radius)
+    if isinstance(objective, LatentAttack | SABR):
         box = objective.region(model, x, y, radius)
+    if isinstance(objective, LatentAttack) and objective.classifier_relus:
         extractor, classifier = model.graph.split(objective.classifier_relus)
         latent, _ = interval.bounds(extractor, box)
-        points = objective.latent_points(classifier, latent, y)
-        return estimated_margins(classifier, points, y).amax(1)
-    if isinstance(objective, SABR):
-        options = ("ratio", "steps", "restarts", "step_size", "step_decay")
-        box = small_box(model, x, y, radius, **{k: getattr(objective, k) for k in options})
+        margins = objective.margins(classifier, latent, y)
     else:
-        assert isinstance(objective, IBP | TAPS)
-        box = Box.ball(x, radius)
-    margins, _ = interval.margins(model.graph, box, y)
+        assert isinstance(objective, IBP | SABR | LatentAttack)
+        margins, _ = interval.margins(model.graph, box, y)
     return -margins.scatter(1, y[:, None], torch.inf).amin(1)
 
 

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from tightrope import data
 from tightrope.api.devices import pick_device
-from tightrope.errors import UserError
+from tightrope.certification.solving import check_seed
+from tightrope.errors import UserError, shorten
 from tightrope.radius import Radius, parse_radius
 from tightrope.runs import Run
+
+MOST_STEPS = 1_000_000  # of an attack, and as many restarts
 
 
 @dataclass(frozen=True)
@@ -30,28 +33,28 @@ class Examination:
     def batch(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return indices, inputs and labels of the samples at those positions."""
         indices = self.indices[start:stop]
-        images = self.data.augment.centre_crop(self.data.x_test[indices])
-        labels = self.data.y_test[indices]
-        return indices, data.as_float(images).to(self.device), labels.to(self.device)
+        inputs, labels = self.data.test_inputs(indices), self.data.y_test[indices]
+        return indices, inputs.to(self.device), labels.to(self.device)
 
 
 def check_attack(steps: int, restarts: int, seed: int) -> None:
     """Refuse attack settings that make no sense."""
-    if steps < 1 or restarts < 1:
-        raise UserError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
-    if not 0 <= seed < 2**63:
-        raise UserError(f"seed must lie in [0, 2^63), got {seed}")
+    for name, count in (("steps", steps), ("restarts", restarts)):
+        if not 1 <= count <= MOST_STEPS:
+            raise UserError(f"{name} must lie in [1, {MOST_STEPS}], got {shorten(count)}")
+    check_seed(seed)
 
 
 def choose_samples(dataset: data.Dataset, samples: int | None, start: int = 0) -> Tensor:
     """Return the indices of `samples` test samples from `start` on, of all of them if None."""
     available = len(dataset.x_test)
     if not 0 <= start < available:
-        raise UserError(f"start must lie in [0, {available}), got {start}")
+        raise UserError(f"start must lie in [0, {available}), got {shorten(start)}")
     count = available - start if samples is None else samples
     if not 1 <= count <= available - start:
         raise UserError(
-            f"samples must lie in [1, {available - start}] when starting at {start}, got {samples}"
+            f"samples must lie in [1, {available - start}] when starting at {start}, got "
+            f"{shorten(samples)}"
         )
     return torch.arange(start, start + count)
 

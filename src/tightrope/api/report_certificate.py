@@ -17,6 +17,7 @@ from tightrope.certification.journal import Record
 from tightrope.certification.summary import summarize
 from tightrope.errors import UserError
 from tightrope.files import read_json
+from tightrope.reading import parse_json, read_records
 from tightrope.report.content import Certificate, Sample, Stage
 from tightrope.runs import Run
 
@@ -77,9 +78,11 @@ def read_certification(run: Run) -> Reading:
 def _read_journal(run: Run) -> tuple[list[Record], list[str]]:
     """Read the lines that are whole, leaving the file as it is: a certification may be running."""
     try:
-        content = run.journal.read_bytes()
+        content = read_records(run.journal)
     except FileNotFoundError:
         return [], []
+    except UserError as error:
+        return [], [f"{run.journal.name} is damaged: {error}"]
     except OSError as error:
         return [], [f"{run.journal.name} is damaged: it cannot be read ({error.strerror})"]
     whole = content[: content.rfind(b"\n") + 1].decode("utf-8", "replace")
@@ -88,14 +91,14 @@ def _read_journal(run: Run) -> tuple[list[Record], list[str]]:
     strange: set[str] = set()
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            values = _mapping(json.loads(line))
+            values = _mapping(parse_json(line))
             strange |= values.keys() - _FIELDS
             known = {name: value for name, value in values.items() if name in _FIELDS}
             record = Record.from_line(json.dumps(known))
             if record.index in records:
                 raise ValueError("two records of one sample")
             records[record.index] = record
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             bad.append(number)
     notices = []
     if bad:
@@ -127,6 +130,7 @@ def _sample(record: Record) -> Sample:
         stage=record.stage,
         margin=None if margin is None or abs(margin) > LARGEST else margin,
         counterexample=record.counterexample,
+        fingerprint=record.fingerprint,
     )
 
 

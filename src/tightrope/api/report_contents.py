@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +9,10 @@ from torch import nn
 
 from tightrope.api.report_certificate import LARGEST, Reading, read_certification
 from tightrope.api.report_commands import repeat_commands
-from tightrope.api.report_gallery import Pictures
+from tightrope.api.report_gallery import OTHER_DATA, Pictures
 from tightrope.errors import UserError
 from tightrope.files import read_json
+from tightrope.reading import parse_json, read_records
 from tightrope.report.content import Contents, Epoch, Skipped
 from tightrope.report.numbers import count, percent
 from tightrope.runs import Run
@@ -33,6 +33,11 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
     reading = read_certification(run)
     module, more = _read_network(run, settings, len(history), reading)
     further, unread = _further(run)
+    eps = reading.settings.get("eps")
+    gallery = pictures.gallery(run, raw, reading.samples, module, eps)
+    if gallery.problem == OTHER_DATA:
+        text = "the certification is of other samples than those in the data set"
+        more.append(f"{text}; certify again with --force")
     notices += damage + more + list(reading.notices) + unread
     notices = [notice.replace(f"{folder}/", "") for notice in notices]
     if not raw and not history and reading.certificate is None:
@@ -45,7 +50,7 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
         annealing=_annealing(settings, history),
         certificate=reading.certificate,
         samples=reading.samples,
-        gallery=pictures.gallery(run, raw, reading.samples, module, reading.settings.get("eps")),
+        gallery=gallery,
         commands=repeat_commands(settings, run.folder, reading.settings),
         further=further,
         notices=tuple(notices),
@@ -76,18 +81,20 @@ def _read_settings(run: Run) -> tuple[dict[str, Any], Settings | None, list[str]
 def _read_history(run: Run) -> tuple[list[Epoch], list[str]]:
     """Return the epochs up to the first line that is damaged."""
     try:
-        text = run.history_file.read_text(encoding="utf-8", errors="replace")
+        text = read_records(run.history_file).decode("utf-8", "replace")
     except FileNotFoundError:
         return [], []
+    except UserError as error:
+        return [], [str(error)]
     except OSError as error:
         return [], [f"history.jsonl cannot be read: {error.strerror}"]
     epochs: list[Epoch] = []
     for number, line in enumerate(text.splitlines()):
         try:
-            values = json.loads(line)
+            values = parse_json(line)
             if values["epoch"] != number:
                 raise ValueError
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             return epochs, [f"history.jsonl is damaged at line {number + 1}; shown up to there"]
         epochs.append(Epoch(number, {k: float(v) for k, v in values.items() if _is_number(v)}))
     return epochs, []
@@ -106,10 +113,10 @@ def _read_network(
         notices.append(f"the training is not finished: {trained} of {settings.epochs} epochs")
     if not run.weights.exists():
         return None, [*notices, "there is no trained network yet"]
-    certified = reading.settings.get("weights")
     try:
-        if certified is not None and certified != run.fingerprint():
-            text = "the certification is of other weights than those in the folder"
+        changed = run.changes(reading.settings)
+        if changed:
+            text = f"the certification is of other {' and '.join(changed)} than in the folder"
             return None, [*notices, f"{text}; certify again with --force"]
         return (None if settings is None else run.network()[0]), notices
     except UserError as error:

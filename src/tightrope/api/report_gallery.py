@@ -21,6 +21,7 @@ from tightrope.runs import Run
 
 # How many samples of each kind are shown.
 SHOWN = 12
+OTHER_DATA = "The pictures are missing: the samples certified are of another data set."
 
 
 class Pictures:
@@ -45,8 +46,8 @@ class Pictures:
         dataset, problem = None, None
         if isinstance(loaded, str):
             problem = f"The pictures are missing, because the data set is: {loaded}"
-        elif any(not _same(loaded, sample) for sample in (*falsified, *hardest)):
-            problem = "The pictures are missing: the samples certified are of another data set."
+        elif not _same(loaded, samples):
+            problem = OTHER_DATA
         else:
             dataset = loaded
             if not is_picture(dataset.input_shape):
@@ -91,9 +92,12 @@ def choose(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     return falsified[:SHOWN], verified[:SHOWN]
 
 
-def _same(dataset: data.Dataset, sample: Sample) -> bool:
-    inside = 0 <= sample.index < len(dataset.y_test)
-    return inside and int(dataset.y_test[sample.index]) == sample.label
+def _same(dataset: data.Dataset, samples: Sequence[Sample]) -> bool:
+    """Return whether samples are those of a data set, as far as their records tell."""
+    labels = dataset.y_test.tolist()
+    inside = all(0 <= s.index < len(labels) and labels[s.index] == s.label for s in samples)
+    known = {s.index: s.fingerprint for s in samples if s.fingerprint is not None}
+    return inside and dataset.changed_sample(known) is None
 
 
 class _Scene:
@@ -141,14 +145,15 @@ class _Scene:
     def _original(self, sample: Sample) -> np.ndarray | None:
         if self.dataset is None:
             return None
-        images = self.dataset.x_test[sample.index : sample.index + 1]
-        pixels: np.ndarray = data.as_float(self.dataset.augment.centre_crop(images))[0].numpy()
+        pixels: np.ndarray = self.dataset.test_inputs(torch.tensor([sample.index]))[0].numpy()
         return pixels
 
     def _counterexample(self, sample: Sample) -> np.ndarray | None:
         """Read a counterexample; names that lead elsewhere are not followed."""
         path = self.run.folder / (sample.counterexample or "")
         if path.parent != self.run.counterexamples or path.suffix != ".npy":
+            return None
+        if path.is_symlink() or path.parent.is_symlink() or not path.is_file():
             return None
         try:
             with warnings.catch_warnings():  # numpy warns of headers that are merely strange

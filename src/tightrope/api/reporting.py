@@ -20,8 +20,6 @@ from tightrope.report.document import render
 from tightrope.runs import Run, open_run
 from tightrope.version import __version__
 
-FILE = "report.html"
-
 
 @dataclass(frozen=True)
 class Report:
@@ -67,7 +65,7 @@ def report(
 
 def _page(runs: Sequence[Run], out: str | Path | None) -> Path:
     if out is None:
-        return runs[0].folder / FILE if len(runs) == 1 else Path(FILE)
+        return runs[0].report if len(runs) == 1 else Path(runs[0].report.name)
     if Path(out).is_dir() or not Path(out).name:
         raise UserError(f"--out must be a file to write, got {str(out)!r}")
     return Path(out)

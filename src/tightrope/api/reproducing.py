@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from tightrope import data
-from tightrope.errors import UserError, unknown_name
-from tightrope.files import remove_leftovers
+from tightrope.errors import UserError, shorten, unknown_name
+from tightrope.files import refuse_links, remove_leftovers
 from tightrope.study.experiment import SCALES, Experiment, Result
 from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.measured import Measured, Measurements, Missing
-from tightrope.study.output import draw, write_result
+from tightrope.study.output import NAMES, draw, write_result
 from tightrope.study.plans import Plan, adjust
 from tightrope.study.remaining import unfinished
 from tightrope.study.runner import Display, Session, carry_out_all
@@ -37,6 +37,7 @@ def reproduce(
     only: str | None = None,
     samples: int | None = None,
     timeout: float | None = None,
+    wait: bool = False,
     display: Display | None = None,
     **settings: Any,
 ) -> Result:
@@ -48,7 +49,8 @@ def reproduce(
     threads: by default as many as there are cores, at paper scale one. `only` is a pattern such
     as `mnist-0.1-*` for the names of runs to make; `samples` and `timeout` limit every
     evaluation. `settings` are those of `train` and go to every run. A run that fails is
-    reported, and what depends on it is not tested.
+    reported, and what depends on it is not tested. So is one that another command is working on,
+    unless `wait` queues for it.
     """
     experiment = find_experiment(name)
     if scale not in SCALES:
@@ -57,6 +59,9 @@ def reproduce(
     folder = Path("runs") / "reproduce" / scale if out is None else Path(out)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give a folder as --out")
+    refuse_links(folder, ("logs", experiment.name))
+    for part in ("logs", experiment.name):
+        refuse_links(folder / part)
     as_asked = partial(adjust, settings=flatten(settings), samples=samples, timeout=timeout)
     plans = as_asked(_choose(experiment.plans(scale), only))
     for plan in plans:
@@ -64,7 +69,9 @@ def reproduce(
     workers = _jobs(jobs, scale, len(plans))
     threads = max(1, torch.get_num_threads() // workers)
     began = time.monotonic()
-    session = carry_out_all(plans, folder, jobs=workers, threads=threads, display=display)
+    session = carry_out_all(
+        plans, folder, jobs=workers, threads=threads, wait=wait, display=display
+    )
     elapsed = time.monotonic() - began
     # The analysis looks at runs of earlier calls, too.
     names = {plan.name for plan in plans}
@@ -86,7 +93,7 @@ def find_experiment(name: str) -> Experiment:
 def _check(jobs: int | None, samples: int | None, timeout: float | None) -> None:
     for name, value in (("jobs", jobs), ("samples", samples)):
         if value is not None and value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}")
+            raise UserError(f"{name} must be at least 1, got {shorten(value)}")
     if timeout is not None and not 0 < timeout < float("inf"):
         raise UserError(f"timeout must be a positive number of seconds, got {timeout}")
 
@@ -100,7 +107,7 @@ def _choose(plans: Sequence[Plan], only: str | None) -> list[Plan]:
     matching = [plan for plan in chosen if fnmatchcase(plan.name, only)]
     if not matching:
         names = ", ".join(plan.name for plan in chosen) or "none"
-        raise UserError(f"no run matches {only!r}; the runs are: {names}")
+        raise UserError(f"no run matches {shorten(only)}; the runs are: {names}")
     return matching
 
 
@@ -123,7 +130,7 @@ def _conclude(
     findings = experiment.analyse(measurements)
     home = folder / experiment.name
     if home.is_dir():
-        remove_leftovers(home)
+        remove_leftovers(home, NAMES, own_folder=True)
     figures = draw(findings.pictures, home)
     result = Result(
         name=experiment.name,

@@ -13,6 +13,7 @@ from tightrope import data, nets
 from tightrope.api.devices import pick_device
 from tightrope.errors import UserError, shorten
 from tightrope.files import write_text
+from tightrope.lock import Wait
 from tightrope.runs import Run
 from tightrope.study.presets import load_preset
 from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
@@ -33,6 +34,7 @@ def train(
     method: str | Objective | None = None,
     resume: bool = False,
     force: bool = False,
+    wait: Wait = False,
     progress: Progress | None = None,
     **settings: Any,
 ) -> Run:
@@ -41,15 +43,23 @@ def train(
     `settings` are those of `tightrope.training.settings.Settings` (`data`, `net`, `eps`,
     `epochs`, ...); `method` is a name or an objective such as `tr.IBP()`. Values given here
     override those of `preset`. An existing run in `out` is an error unless `resume` continues
-    it (then the settings may be left out) or `force` replaces it.
+    it (then the settings may be left out) or `force` replaces it. A folder that another command
+    is working on is an error unless `wait` queues for it.
     """
-    session = _prepare(out, preset, method, resume, force, settings)
-    if resume and session.run.checkpoint.exists():
-        session.restore()
-    else:
-        session.begin()
-    session.run_training(progress)
-    return session.run
+    run = Run(Path(out))
+    given, objective = _gather(preset, method, settings)
+    wanted = _wanted(run, given, resume, force)
+    session = _Session(run, wanted, objective)  # refuses the rest before anything is written
+    with run.lock("train", wait):
+        found = _wanted(run, given, resume, force)  # somebody may have been here in the meantime
+        if found != wanted:
+            session = _Session(run, found, objective)
+        if resume and run.checkpoint.exists():
+            session.restore()
+        else:
+            session.begin()
+        session.run_training(progress)
+    return run
 
 
 def check_training(
@@ -62,35 +72,28 @@ def check_training(
     **settings: Any,
 ) -> tuple[Settings, data.Dataset]:
     """Refuse what `train` would refuse, and write nothing; return all settings and the data."""
-    session = _prepare(out, preset, method, resume, force, settings)
+    run = Run(Path(out))
+    given, objective = _gather(preset, method, settings)
+    session = _Session(run, _wanted(run, given, resume, force), objective)
     return session.settings, session.data
 
 
-def _prepare(
-    out: str | Path,
-    preset: str | None,
-    method: str | Objective | None,
-    resume: bool,
-    force: bool,
-    settings: dict[str, Any],
-) -> _Session:
-    run = Run(Path(out))
-    given, objective = _gather(preset, method, settings)
+def _wanted(run: Run, given: dict[str, Any], resume: bool, force: bool) -> Settings:
+    """Return the settings to train with; refuse to write over anything, unless told to."""
     if resume and run.config.exists():
         given = _stored_settings(run, given)
     else:
         _check_folder(run, force)
-    return _Session(run, Settings.parse(given), objective)
+    return Settings.parse(given)
 
 
 def _check_folder(run: Run, force: bool) -> None:
-    """Refuse to write over anything, unless told to."""
+    """Refuse a folder with something in it, unless told to replace it."""
     if run.folder.exists() and not run.folder.is_dir():
         raise UserError(f"{run.folder} is a file; give a folder as --out")
     if force or not run.folder.exists():
         return
-    run.tidy()
-    others = sorted(p.name for p in run.folder.iterdir() if p.name != run.config.name)
+    others = run.foreign()
     # Settings alone are a run that ended before its first epoch: nothing is lost.
     if others and run.config.exists():
         raise UserError(f"{run.folder} already holds a run; use --resume to continue it or --force")
@@ -125,12 +128,12 @@ def _gather(
 
 def _own_settings(method: Objective) -> dict[str, Any]:
     """Return the name and the options of a method object as settings."""
-    name = None if isinstance(method, type) else getattr(method, "name", None)
-    if not dataclasses.is_dataclass(method) or not isinstance(name, str):
+    if not isinstance(method, Objective) or not dataclasses.is_dataclass(method):
         raise UserError(
-            f"method must be a name or an objective such as tr.TAPS(), got {shorten(method)}"
+            "method must be a name or an objective such as tr.TAPS() (a dataclass that inherits "
+            f"tr.Objective), got {shorten(method)}"
         )
-    return {"method": name, section(name): dataclasses.asdict(method)}
+    return {"method": method.name, method.section: dataclasses.asdict(method)}
 
 
 def _stored_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +218,7 @@ class _Session:
         batches = self.data.training_batches(
             min(size, len(indices)), indices=indices, drop_last=True, device=self.device
         )
-        log = _tensorboard(self.run.folder)
+        log = _tensorboard(self.run.tensorboard)
 
         def on_epoch(trainer: Trainer, record: dict[str, Any], selected: bool) -> None:
             # The checkpoint comes last: a kill before it repeats the epoch, to the same end.
@@ -244,7 +247,7 @@ def _tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return lambda record: None
-    writer = SummaryWriter(str(folder / "tensorboard"))
+    writer = SummaryWriter(str(folder))
 
     def log(record: dict[str, Any]) -> None:
         for name, value in record.items():

@@ -34,8 +34,10 @@ from tightrope.certification.journal import Record
 from tightrope.certification.stages import STAGES, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.errors import UserError
-from tightrope.files import write_atomically
+from tightrope.files import write_bytes
+from tightrope.lock import Lock
 from tightrope.runs import Run
+from tightrope.waiting import children_sleep_while_waiting
 
 Add = Callable[[Record], None]
 # Called after each record with False and after each batch with True.
@@ -100,12 +102,11 @@ class Decider:
 
     def _keep(self, index: int, point: Tensor) -> str:
         """Store a counterexample and return its name relative to the run folder."""
-        folder = self.task.run.counterexamples
         buffer = io.BytesIO()
         np.save(buffer, point.cpu().numpy(), allow_pickle=False)
-        path = folder / f"{index:06d}.npy"
-        write_atomically(path, lambda temporary: temporary.write_bytes(buffer.getvalue()))
-        return f"{folder.name}/{path.name}"
+        path = self.task.run.counterexample(index)
+        write_bytes(path, buffer.getvalue(), own_folder=True)
+        return f"{path.parent.name}/{path.name}"
 
 
 def decide_here(
@@ -129,6 +130,7 @@ def decide_in_workers(
     device: torch.device,
     add: Add,
     notice: Notice,
+    lock: Lock,
     *,
     workers: int,
     threads: int,
@@ -136,13 +138,14 @@ def decide_in_workers(
     """Decide batches in processes of `threads` threads each; `add` runs in this one only.
 
     However this ends, no worker survives, and all that they had sent is added. A worker that
-    dies is an error.
+    dies is an error. The workers share in the lock of the run: if this process is killed, nobody
+    else gets it before they have ended.
     """
     crew: list[_Worker] = []
     try:
-        with _on_their_own():
+        with _on_their_own(), children_sleep_while_waiting():
             for _ in range(workers):
-                crew.append(_Worker(device, threads))
+                crew.append(_Worker(device, threads, lock))
                 crew[-1].start()
         _hand_out(crew, task.to_bytes(), iter(batches), add, notice)
     except BaseException:
@@ -161,12 +164,12 @@ def decide_in_workers(
 class _Worker:
     """The parent's side of a worker process."""
 
-    def __init__(self, device: torch.device, threads: int) -> None:
+    def __init__(self, device: torch.device, threads: int, lock: Lock) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, self.far_end = context.Pipe()
         # A daemon: at the latest it ends when this process does.
         self.process: SpawnProcess = context.Process(
-            target=work, args=(self.far_end, str(device), threads), daemon=True
+            target=work, args=(self.far_end, str(device), threads, lock), daemon=True
         )
         self.batch: Batch | None = None
         self.informed = False
@@ -280,8 +283,11 @@ def _on_their_own() -> Iterator[None]:
 # --- the worker ---------------------------------------------------------------------------------
 
 
-def work(pipe: connection.Connection, device: str, threads: int) -> None:
-    """Decide the batches that come through the pipe until it is closed."""
+def work(pipe: connection.Connection, device: str, threads: int, lock: Lock) -> None:
+    """Decide the batches that come through the pipe until it is closed.
+
+    The lock is only held: it ends with this process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tightrope.attacks.goals import CrossEntropy, Direction, Goal, Margin, Rows
 from tightrope.attacks.pgd import Network, Steps, pgd
-from tightrope.box import Box
+from tightrope.box import Box, flat
 
 MILESTONES = (0.5, 0.8, 0.9)
 
@@ -48,7 +48,7 @@ def diversified(network: Network, box: Box, *, steps: int = 5) -> Tensor:
     """Return points whose outputs went a random way (output-diversified initialisation)."""
     start = box.sample()
     with torch.no_grad():
-        outputs = network(start).flatten(1)
+        outputs = flat(network(start))
     direction = Direction(torch.rand_like(outputs) * 2 - 1)
     return pgd(network, box, direction, steps=Steps(steps, size=0.5), keep="last", start=start)
 

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tightrope.box import flat
+
 
 class Goal(Protocol):
     """A score to maximise and the test of success."""
@@ -95,7 +97,7 @@ class Rows:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return minus the largest row per sample."""
-        rows = torch.einsum("nro,no->nr", self.matrix, logits.flatten(1)) + self.offset
+        rows = torch.einsum("nro,no->nr", self.matrix, flat(logits)) + self.offset
         return -rows.amax(1)
 
     def reached(self, logits: Tensor) -> Tensor:
@@ -115,7 +117,7 @@ class Direction:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return how far the outputs are in that direction."""
-        return (self.weights * logits.flatten(1)).sum(1)
+        return (self.weights * flat(logits)).sum(1)
 
     def reached(self, logits: Tensor) -> Tensor:
         """There is always further to go."""

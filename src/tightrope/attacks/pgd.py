@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tightrope.attacks.goals import Goal
-from tightrope.box import Box
+from tightrope.box import Box, flat
 
 Network = Callable[[Tensor], Tensor]
 
@@ -128,7 +128,7 @@ class Search:
 
     def moving(self, points: Tensor, moved: Tensor) -> Tensor | None:
         """Return the positions whose step leads elsewhere, or None if all do."""
-        return self._leave((moved != points).flatten(1).any(1))
+        return self._leave(flat(moved != points).any(1))
 
     def _leave(self, staying: Tensor) -> Tensor | None:
         if staying.all():

@@ -134,12 +134,13 @@ class BranchAndBound:
         )
         self.count += len(problems)
         proved = self._prove(bound, problems)
-        chosen = []
-        for group in self.group.unique().tolist():
-            mine = (self.group == group).nonzero()[:, 0]
-            if not proved[mine].any():
-                chosen.append(mine[bound[mine].argmax()])
-        index = torch.stack(chosen) if chosen else rows[:0]
+        settled = self.group[proved].unique()
+        # The best row of each group comes first in it.
+        order = bound.argsort(descending=True, stable=True)
+        order = order[self.group[order].argsort(stable=True)]
+        first = torch.ones_like(proved)
+        first[1:] = self.group[order[1:]] != self.group[order[:-1]]
+        index = order[first & ~torch.isin(self.group[order], settled)]
         return Pool(problems[index], bound[index])
 
     def _prove(self, bound: Tensor, problems: Subproblems) -> Tensor:

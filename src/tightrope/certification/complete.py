@@ -20,6 +20,7 @@ from tightrope.certification.branch_and_bound import BranchAndBound, Outcome
 from tightrope.certification.properties import Samples, Unsafe
 from tightrope.certification.refutation import Fails, Refuter
 from tightrope.certification.subjects import Subject
+from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains import milp
 from tightrope.domains.bounded import Relaxation, relaxed
 from tightrope.domains.crown import ALPHA, Effort, reduction_fits, relax, unstable_neurons
@@ -27,6 +28,8 @@ from tightrope.domains.reduced import reduce, reducible
 from tightrope.domains.relaxations import unstable
 from tightrope.errors import UserError
 from tightrope.precision import ROUNDING
+
+NOT_BOUNDED = "time: the network was not bounded to its end"
 
 
 @dataclass(frozen=True)
@@ -105,17 +108,21 @@ def branch_and_bound(
     timeout: float,
 ) -> Answer:
     """Decide a problem by splitting ReLUs."""
-    deadline = time.monotonic() + timeout
-    relaxation = bound_nodes(subject, problem, known)
-    if not reducible(relaxation.graph):
-        return Answer(False, None, float("nan"), reason="no branching: not a ReLU network")
-    if not reduction_fits(relaxation):
-        reason = f"memory: {unstable_neurons(relaxation)} unstable neurons"
-        return Answer(False, None, float("nan"), reason=reason)
+    deadline = Deadline.after(timeout)
     unsafe = problem.unsafe
-    network = reduce(relaxation, unsafe.matrix, unsafe.offset)
+    try:
+        with until(deadline):
+            relaxation = bound_nodes(subject, problem, known)
+            if not reducible(relaxation.graph):
+                return Answer(False, None, float("nan"), reason="no branching: not a ReLU network")
+            if not reduction_fits(relaxation):
+                reason = f"memory: {unstable_neurons(relaxation)} unstable neurons"
+                return Answer(False, None, float("nan"), reason=reason)
+            network = reduce(relaxation, unsafe.matrix, unsafe.offset)
+    except OutOfTimeError:
+        return Answer(False, None, float("nan"), reason=NOT_BOUNDED)
     refuter = Refuter(subject, problem.inner, unsafe, problem.fails)
-    outcome = BranchAndBound(network, unsafe.group, refuter).run(deadline)
+    outcome = BranchAndBound(network, unsafe.group, refuter).run(deadline.end)
     reason = f"{outcome.reason}: {_state(relaxation, outcome)}" if outcome.reason else ""
     # Of what is open, only float32 knows a bound.
     bound = outcome.bound if outcome.proved else float("nan")
@@ -146,7 +153,11 @@ def mixed_integer_program(
 ) -> Answer:
     """Decide a problem by one mixed-integer program per row."""
     deadline = time.monotonic() + timeout
-    relaxation = bound_nodes(subject, problem, known)
+    try:
+        with until(Deadline(deadline)):
+            relaxation = bound_nodes(subject, problem, known)
+    except OutOfTimeError:
+        return Answer(False, None, float("nan"), reason=NOT_BOUNDED)
     try:
         encoding = milp.Encoding(subject.exact, problem.outer, relaxation.boxes)
     except UserError as error:  # other activations than ReLU, numbers that are not finite

@@ -13,6 +13,9 @@ from typing import Any, BinaryIO, Self
 
 from tightrope.certification.properties import Verdict
 from tightrope.errors import UserError
+from tightrope.files import open_to_append
+from tightrope.limits import JOURNAL_BYTES
+from tightrope.reading import parse_json
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Record:
 
     `stage` is the one that decided, or the last one tried. `times` are seconds per stage, each
     an equal share of its batch. `reason` says why a sample stayed unknown; `domains` is how many
-    parts branch and bound looked at.
+    parts branch and bound looked at. `fingerprint` is that of the image and the label; records of
+    earlier versions have none.
     """
 
     index: int
@@ -35,6 +39,7 @@ class Record:
     counterexample: str | None = None
     reason: str | None = None
     domains: int | None = None
+    fingerprint: str | None = None
 
     @property
     def correct(self) -> bool:
@@ -44,7 +49,7 @@ class Record:
     def to_line(self) -> str:
         """Return the journal line."""
         values = asdict(self)
-        for name in ("counterexample", "reason", "domains"):
+        for name in ("counterexample", "reason", "domains", "fingerprint"):
             if values[name] is None:
                 del values[name]
         return json.dumps(values) + "\n"
@@ -52,7 +57,7 @@ class Record:
     @classmethod
     def from_line(cls, line: str) -> Record:
         """Read a journal line; raises ValueError, TypeError or KeyError if it is damaged."""
-        values: dict[str, Any] = json.loads(line)
+        values: dict[str, Any] = parse_json(line)
         record = cls(**{**values, "verdict": Verdict(values["verdict"])})
         record._check()
         return record
@@ -62,7 +67,8 @@ class Record:
         whole += [] if self.domains is None else [self.domains]
         numbers = [self.seconds, *self.times.values()]
         numbers += [] if self.margin is None else [self.margin]
-        texts = [t for t in (self.stage, self.counterexample, self.reason) if t is not None]
+        texts = [self.stage, self.counterexample, self.reason, self.fingerprint]
+        texts = [t for t in texts if t is not None]
         if not all(type(n) is int for n in whole):
             raise TypeError("a whole number is expected")
         if not all(type(n) in (int, float) and abs(n) < math.inf for n in numbers):
@@ -79,14 +85,14 @@ class Journal:
         self._file: BinaryIO | None = None
 
     def read(self, indices: Collection[int]) -> dict[int, Record]:
-        """Return the records so far by index, cutting off a line that a kill left torn.
+        """Return the records so far by index, without a line that a kill left torn.
 
         Samples other than `indices`, and one sample with two records, mean damage.
         """
         if not self.path.exists():
             return {}
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
+        with open_to_append(self.path) as file:  # refuses now what could not be added to
+            whole = _whole_lines(file, self.path)
         records: dict[int, Record] = {}
         for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), start=1):
             try:
@@ -98,12 +104,14 @@ class Journal:
                     f"{self.path} is damaged at line {number}; start over with --force"
                 ) from None
             records[record.index] = record
-        if len(whole) < len(content):
-            os.truncate(self.path, len(whole))
         return records
 
     def __enter__(self) -> Self:
-        self._file = self.path.open("ab")
+        """Open the file to append to it, cutting off a line that a kill left torn."""
+        self._file = open_to_append(self.path)
+        length = len(_whole_lines(self._file, self.path))
+        if length < self._file.tell():
+            self._file.truncate(length)
         return self
 
     def append(self, record: Record) -> None:
@@ -121,3 +129,10 @@ class Journal:
         assert self._file is not None
         self._file.close()
         self._file = None
+
+
+def _whole_lines(file: BinaryIO, path: Path) -> bytes:
+    JOURNAL_BYTES.check(file.seek(0, os.SEEK_END), str(path))
+    file.seek(0)
+    content = file.read()
+    return content[: content.rfind(b"\n") + 1]

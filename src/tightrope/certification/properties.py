@@ -1,7 +1,7 @@
 """What is to be proved, exactly: which inputs are allowed and which outputs are not.
 
 The inputs of a robustness property are a ball whose radius is a rational number: the set of all
-real x' with `|x' - x| <= eps` and `0 <= x' <= 1`, for the float32
+real x' with `|x' - x| <= eps` that lie in the domain, by default `0 <= x' <= 1`, for the float32
 input x. Floating-point boxes can only approximate it, from outside for proofs and from inside
 for counterexamples.
 """
@@ -9,7 +9,7 @@ for counterexamples.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -19,6 +19,10 @@ from torch import Tensor
 
 from tightrope.attacks.goals import Rows
 from tightrope.box import Box
+from tightrope.errors import UserError, shorten
+from tightrope.radius import Radius, parse_radius
+
+GOAL_ENTRIES = 1 << 24  # of the goals that are attacked together
 
 
 class Verdict(StrEnum):
@@ -29,26 +33,57 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
+# The values that an input can have at all; None: any.
+Domain = tuple[float, float] | None
+PIXELS = (0.0, 1.0)
+
+
+def parse_ball(x: Tensor, eps: Radius, domain: Domain) -> Ball:
+    """Return the balls around inputs that must lie in the domain."""
+    if domain is not None:
+        try:
+            low, high = (float(limit) for limit in domain)
+        except (TypeError, ValueError, OverflowError):
+            low, high = math.nan, math.nan
+        if not low < high:
+            raise UserError(f"domain must be a pair (lower, upper) or None, got {shorten(domain)}")
+        domain = (low, high)
+    if not x.is_floating_point():
+        raise UserError(f"x must be of a floating-point type such as torch.float32, got {x.dtype}")
+    # A radius above 1 makes sense only where inputs are not pixels.
+    ball = Ball(x, parse_radius(eps, largest=1 if domain == PIXELS else None), domain)
+    exact = x.double()  # float32 would round the limits
+    if not bool(((exact >= ball._low) & (exact <= ball._high) & exact.isfinite()).all()):
+        low, high = PIXELS if domain is None else domain
+        where = "be finite" if domain is None else f"lie in [{low:g}, {high:g}]"
+        raise UserError(
+            f"x must {where}; give domain=(lower, upper) for inputs of another range, or "
+            "domain=None for none"
+        )
+    return ball
+
+
 @dataclass(frozen=True)
 class Ball:
-    """The l-infinity ball around each input of a batch, within the range of pixels."""
+    """The l-infinity ball around each input of a batch, within the domain of inputs."""
 
     x: Tensor
     eps: Fraction
+    domain: Domain = PIXELS
 
     def outer(self) -> Box:
         """Return a float64 box that contains the exact ball."""
         radius = _float_above(self.eps)
         x = self.x.double()
         lower, upper = _step(x - radius, -math.inf), _step(x + radius, math.inf)
-        return Box(lower.clamp(min=0.0), upper.clamp(max=1.0))
+        return Box(lower.clamp(min=self._low), upper.clamp(max=self._high))
 
     def inner(self) -> Box:
         """Return a box in the input's own dtype that lies inside the exact ball."""
         radius = -_float_above(-self.eps)
         x = self.x.double()
-        lower = _step(x - radius, math.inf).clamp(min=0.0)
-        upper = _step(x + radius, -math.inf).clamp(max=1.0)
+        lower = _step(x - radius, math.inf).clamp(min=self._low)
+        upper = _step(x + radius, -math.inf).clamp(max=self._high)
         rounded_lower, rounded_upper = lower.to(self.x.dtype), upper.to(self.x.dtype)
         rounded_lower = torch.where(
             rounded_lower.double() < lower, _step(rounded_lower, math.inf), rounded_lower
@@ -61,7 +96,15 @@ class Ball:
 
     def select(self, index: Tensor) -> Ball:
         """Return the balls of some samples."""
-        return Ball(self.x[index], self.eps)
+        return Ball(self.x[index], self.eps, self.domain)
+
+    @property
+    def _low(self) -> float:
+        return -math.inf if self.domain is None else self.domain[0]
+
+    @property
+    def _high(self) -> float:
+        return math.inf if self.domain is None else self.domain[1]
 
 
 @dataclass(frozen=True)
@@ -87,11 +130,31 @@ class Unsafe:
 
     def goal(self, groups: Tensor, dtype: torch.dtype) -> Rows:
         """Return what an attack on each of those groups has to reach."""
-        members = [(self.group == g).nonzero()[:, 0] for g in groups.unique().tolist()]
-        widest = max(len(rows) for rows in members)
-        padded = torch.stack([rows[torch.arange(widest) % len(rows)] for rows in members])
-        rows = padded[groups.unique(return_inverse=True)[1]]
+        order = self.group.argsort(stable=True)
+        ordered = self.group[order]
+        first = torch.searchsorted(ordered, groups)
+        size = torch.searchsorted(ordered, groups, right=True) - first
+        # Groups that are smaller than others repeat their rows.
+        place = torch.arange(int(size.max()), device=groups.device) % size[:, None]
+        rows = order[first[:, None] + place]
         return Rows(self.matrix[rows].to(dtype), self.offset[rows].to(dtype))
+
+    def parts(self, groups: Tensor, samples: int) -> Iterator[Tensor]:
+        """Split groups so that their goals, and the points that go with them, fit into memory.
+
+        No part has more than `samples` groups.
+        """
+        sizes = self.group.bincount(minlength=int(groups.max()) + 1)[groups]
+        part: list[int] = []
+        widest = 0
+        for group, size in zip(groups.tolist(), sizes.tolist(), strict=True):
+            widest = max(widest, size)
+            entries = (len(part) + 1) * widest * self.matrix.shape[1]
+            if part and (entries > GOAL_ENTRIES or len(part) >= samples):
+                yield groups.new_tensor(part)
+                part, widest = [], size
+            part.append(group)
+        yield groups.new_tensor(part)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,11 @@ from tightrope.attacks import attack_goal
 from tightrope.box import Box
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.subjects import Subject
+from tightrope.deadline import Deadline, OutOfTimeError
+
+# How much is attacked together; between its steps there is time to look at the clock.
+MOST_GROUPS = 4096
+NEURONS = 1 << 26
 
 # Says of one point, alone, whether the original network fails there.
 Fails = Callable[[Tensor], bool]
@@ -51,22 +56,33 @@ class Refuter:
             score = goal.select(best)(self.subject.attacked(climbed))
         return self._confirm(climbed[score.argsort(descending=True)], int((score >= 0).sum()))
 
-    def search(self, *, steps: int, restarts: int, most: int = 4096) -> Tensor | None:
-        """Attack all groups, from scratch."""
-        dtype = self.inner.lower.dtype
+    def search(
+        self, *, steps: int, restarts: int, deadline: Deadline | None = None
+    ) -> Tensor | None:
+        """Attack all groups, from scratch, as long as there is time."""
         groups = self.unsafe.group.unique()
-        for _ in range(restarts):
-            for part in groups.split(most):
-                goal = self.unsafe.goal(part, dtype)
-                box = self.inner.repeat(len(part))
-                points = attack_goal(self.subject.attacked, box, goal, steps=steps)
-                with torch.no_grad():
-                    score = goal(self.subject.attacked(points))
-                order = score.argsort(descending=True)
-                found = self._confirm(points[order], int((score >= 0).sum()))
-                if found is not None:
-                    return found
+        together = max(1, min(MOST_GROUPS, NEURONS // self.subject.neurons))
+        try:
+            for _ in range(restarts):
+                for part in self.unsafe.parts(groups, together):
+                    found = self._attack(part, steps, deadline or Deadline())
+                    if found is not None:
+                        return found
+        except OutOfTimeError:
+            pass
         return None
+
+    def _attack(self, groups: Tensor, steps: int, deadline: Deadline) -> Tensor | None:
+        def network(x: Tensor) -> Tensor:
+            deadline.check()
+            return self.subject.attacked(x)
+
+        goal = self.unsafe.goal(groups, self.inner.lower.dtype)
+        points = attack_goal(network, self.inner.repeat(len(groups)), goal, steps=steps)
+        with torch.no_grad():
+            score = goal(network(points))
+        order = score.argsort(descending=True)
+        return self._confirm(points[order], int((score >= 0).sum()))
 
     def _confirm(self, points: Tensor, count: int) -> Tensor | None:
         """Return the first of the most promising points that is a counterexample."""

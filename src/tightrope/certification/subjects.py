@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.attacks import Network, for_points
+from tightrope.box import Box
 from tightrope.graph import Graph, trace
 from tightrope.graph.maxpool import expand_max_pools
 
@@ -29,10 +31,11 @@ class Subject:
         self.input_shape = graph.input_shape
 
     @classmethod
-    def of(cls, module: nn.Module, input_shape: tuple[int, ...]) -> Subject:
-        """Examine a module."""
+    def of(cls, module: nn.Module, input_shape: tuple[int, ...], box: Box | None = None) -> Subject:
+        """Examine a module, also at points of the box that will be asked about."""
         module = module.eval()
-        return cls(trace(module, input_shape), module)
+        # A module may overwrite its input.
+        return cls(trace(module, input_shape, box=box), lambda x: module(x.clone()))
 
     @cached_property
     def attacked(self) -> Network:
@@ -46,6 +49,11 @@ class Subject:
         BatchNorm is not folded: the rounding of folding would be outside the proof.
         """
         return expand_max_pools(self.graph.detach().to(torch.float64))
+
+    @cached_property
+    def neurons(self) -> int:
+        """How many numbers are computed for one input."""
+        return sum(math.prod(node.shape) for node in self.graph.nodes)
 
     @torch.no_grad()
     def outputs(self, x: Tensor) -> Tensor:

@@ -9,7 +9,14 @@ from typing import Any
 import click
 
 from tightrope import api
-from tightrope.cli.output import console, percent, print_json, print_table, training_bar
+from tightrope.cli.output import (
+    console,
+    percent,
+    print_json,
+    print_table,
+    tell_waiting,
+    training_bar,
+)
 from tightrope.cli.train import parse_pairs, planned_epochs
 from tightrope.training.trainer import Progress
 
@@ -27,6 +34,7 @@ from tightrope.training.trainer import Progress
 @click.option("--epochs", help="Passes over the training set.  [70]")
 @click.option("--device", help="cpu, cuda, mps or auto.  [auto]")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
+@click.option("--wait", is_flag=True, help="Wait while another command uses a run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def compare(
     methods: str,
@@ -35,6 +43,7 @@ def compare(
     samples: int,
     preset: str | None,
     pairs: tuple[str, ...],
+    wait: bool,
     as_json: bool,
     **options: str | None,
 ) -> None:
@@ -61,7 +70,14 @@ def compare(
             return stack.enter_context(training_bar(planned_epochs(own, given)))
 
         result = api.compare(
-            names, out=out, seeds=seeds, samples=samples, preset=preset, watch=watch, **given
+            names,
+            out=out,
+            seeds=seeds,
+            samples=samples,
+            preset=preset,
+            wait=wait and tell_waiting,
+            watch=watch,
+            **given,
         )
     if as_json:
         print_json(result)

@@ -10,7 +10,14 @@ import click
 from tightrope import api
 from tightrope.certification.stages import DEFAULT_STAGES
 from tightrope.certification.summary import Certification
-from tightrope.cli.output import console, percent, print_json, print_table, sample_bar
+from tightrope.cli.output import (
+    console,
+    percent,
+    print_json,
+    print_table,
+    sample_bar,
+    tell_waiting,
+)
 
 _run = click.argument("run", type=click.Path(path_type=Path))
 _eps = click.option("--eps", help="Radius: 0.1 or 8/255.  [the run's own]")
@@ -21,6 +28,7 @@ _restarts = click.option("--restarts", type=int, default=5, help="Attack restart
 _seed = click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
 _device = click.option("--device", help="cpu, cuda, mps or auto.  [the run's own]")
 _stages = ",".join(DEFAULT_STAGES)
+_wait = click.option("--wait", is_flag=True, help="Wait while another command uses the run.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
@@ -33,6 +41,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the result a
 @_restarts
 @_seed
 @_device
+@_wait
 @_json
 def attack(
     run: Path,
@@ -43,6 +52,7 @@ def attack(
     restarts: int,
     seed: int,
     device: str | None,
+    wait: bool,
     as_json: bool,
 ) -> None:
     """Attack the test samples of a run with PGD."""
@@ -56,6 +66,7 @@ def attack(
             restarts=restarts,
             seed=seed,
             device=device,
+            wait=wait and tell_waiting,
             progress=update,
         )
     if as_json:
@@ -90,6 +101,7 @@ def attack(
 @click.option("--jobs", type=int, default=1, help="Processes that share the samples.  [1]")
 @_device
 @click.option("--force", is_flag=True, help="Discard an earlier certification.")
+@_wait
 @_json
 def certify(
     run: Path,
@@ -104,6 +116,7 @@ def certify(
     jobs: int,
     device: str | None,
     force: bool,
+    wait: bool,
     as_json: bool,
 ) -> None:
     """Certify the test samples of a run; interrupted, it continues when called again."""
@@ -126,6 +139,7 @@ def certify(
             jobs=jobs,
             device=device,
             force=force,
+            wait=wait and tell_waiting,
             progress=progress,
         )
     if as_json:
@@ -163,11 +177,12 @@ def print_summary(run: Path, summary: Certification) -> None:
 @click.option("--ratio", type=float, default=0.4, help="Size of SABR's box.  [0.4]")
 @_seed
 @_device
+@_wait
 @_json
-def estimate(run: Path, as_json: bool, **options: Any) -> None:
+def estimate(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
     """Estimate robust accuracy by the training approximations (no proofs)."""
     with sample_bar("estimating", quiet=as_json) as update:
-        result = api.estimate(run, progress=update, **options)
+        result = api.estimate(run, wait=wait and tell_waiting, progress=update, **options)
     if as_json:
         print_json(result)
         return

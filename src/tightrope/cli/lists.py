@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,7 +11,7 @@ from tightrope import data as datasets
 from tightrope import nets as networks
 from tightrope.cli.output import console, print_json, print_table, sample_bar
 from tightrope.study.presets import describe_presets
-from tightrope.training.objectives import METHODS, method_options, section
+from tightrope.training.objectives import METHODS, find_method, method_options, section
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 
@@ -40,10 +41,17 @@ def nets(as_json: bool) -> None:
 
 
 @click.command()
+@click.argument("name", required=False)
 @_json
-def methods(as_json: bool) -> None:
-    """List the training methods and their options."""
-    rows = [
+def methods(name: str | None, as_json: bool) -> None:
+    """List the training methods and their options.
+
+    With NAME, say what the options of that method mean.
+    """
+    if name is not None:
+        _explain(name, as_json)
+        return
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
             "summary": method.summary,
@@ -67,6 +75,18 @@ def methods(as_json: bool) -> None:
             for r in rows
         ],
     )
+
+
+def _explain(name: str, as_json: bool) -> None:
+    rows = [
+        {"option": f"{section(name)}.{k}", "default": f.default, "meaning": f.metadata.get("help")}
+        for k, f in method_options(name).items()
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        cells = [(r["option"], str(r["default"]), str(r["meaning"] or "")) for r in rows]
+        print_table(f"{name}: {find_method(name).summary}", ("option", "default", "meaning"), cells)
 
 
 @click.command()

@@ -13,8 +13,12 @@ from typing import NamedTuple
 
 import click
 
-from tightrope.errors import UserError, unknown_name
+from tightrope.errors import UserError, printable, unknown_name
+from tightrope.limits import check_environment
 from tightrope.version import __version__
+from tightrope.waiting import sleep_while_waiting
+
+LONGEST_MESSAGE = 2000  # paths can be long, but what somebody typed into a number cannot
 
 
 class Home(NamedTuple):
@@ -110,11 +114,13 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    sleep_while_waiting()  # no command is imported yet, so neither is torch
     sys.exit(_run(arguments))
 
 
 def _run(arguments: list[str] | None) -> int:
     try:
+        check_environment()
         result = cli.main(arguments, prog_name="tightrope", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
@@ -132,7 +138,10 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _fail(message: str) -> int:
-    click.echo(f"tightrope: {' '.join(message.split())}", err=True)
+    line = printable(" ".join(message.split()))
+    if len(line) > LONGEST_MESSAGE:
+        line = f"{line[:LONGEST_MESSAGE]}..."
+    click.echo(f"tightrope: {line}", err=True)
     return 2
 
 

@@ -23,16 +23,33 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from tightrope.errors import printable
 from tightrope.training.step import StepResult
 
-# What is printed comes from users, too: brackets in it are brackets.
-console = Console(highlight=False, markup=False)
+
+class _Console(Console):
+    """Prints text as text, whoever wrote it: file names and files may hold anything."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print with everything escaped that a terminal would obey."""
+        super().print(*(printable(o) if isinstance(o, str) else o for o in objects), **options)
+
+
+console = _Console()
 
 
 def print_json(value: Any) -> None:
     """Print a result for machines."""
     plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     click.echo(json.dumps(plain, indent=2, default=str))
+
+
+def tell_waiting(reason: str) -> None:
+    """Say why nothing happens; not among the results."""
+    click.echo(f"tightrope: waiting: {' '.join(reason.split())}", err=True)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -42,7 +59,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
         console.print(table)
     else:  # a file or a pipe has no width that a table would have to fit
         width = max(console.width, _natural_width(table))
-        Console(highlight=False, markup=False, file=console.file, width=width).print(table)
+        _Console(file=console.file, width=width).print(table)
 
 
 def fits(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:
@@ -51,12 +68,12 @@ def fits(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> bo
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=printable(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(header):
         numeric = all(_is_numeric(row[i]) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(printable(str(cell)) for cell in row))
     return table
 
 

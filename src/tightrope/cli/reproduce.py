@@ -31,6 +31,7 @@ from tightrope.study.runner import Display, Silence
 @click.option("--samples", type=int, help="At most so many test samples in every evaluation.")
 @click.option("--timeout", type=float, help="Seconds per sample of every certification.")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of every run.")
+@click.option("--wait", is_flag=True, help="Wait while another command uses a run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def reproduce(
     name: str | None,
@@ -42,6 +43,7 @@ def reproduce(
     samples: int | None,
     timeout: float | None,
     pairs: tuple[str, ...],
+    wait: bool,
     as_json: bool,
 ) -> None:
     """Make a table or figure of the paper, with a verdict on each of its claims.
@@ -67,6 +69,7 @@ def reproduce(
             only=only,
             samples=samples,
             timeout=timeout,
+            wait=wait,
             display=display,
             **parse_pairs(pairs),
         )

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from tightrope import api
-from tightrope.cli.output import console, percent, print_json, training_bar
-from tightrope.errors import UserError, unknown_name
+from tightrope.cli.output import console, percent, print_json, tell_waiting, training_bar
+from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.runs import Run
 from tightrope.study.presets import load_preset
 from tightrope.training.settings import describe_settings
@@ -35,6 +35,7 @@ def _settings_help() -> str:
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out.")
 @click.option("--force", is_flag=True, help="Replace the run in --out.")
+@click.option("--wait", is_flag=True, help="Wait while another command uses the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the last epoch as JSON.")
 def train(
     out: Path,
@@ -42,6 +43,7 @@ def train(
     pairs: tuple[str, ...],
     resume: bool,
     force: bool,
+    wait: bool,
     as_json: bool,
     **options: str | None,
 ) -> None:
@@ -57,16 +59,23 @@ def train(
     given |= parse_pairs(pairs)
     epochs = _epochs(out, preset, given, resume)
     with nullcontext(None) if as_json else training_bar(epochs) as bar:
-        run = api.train(out=out, preset=preset, resume=resume, force=force, progress=bar, **given)
+        run = api.train(
+            out=out,
+            preset=preset,
+            resume=resume,
+            force=force,
+            wait=wait and tell_waiting,
+            progress=bar,
+            **given,
+        )
     history = run.history()
     if as_json:
         print_json({"run": str(run.folder), **history[-1]})
         return
-    total = sum(record["seconds"] for record in history)
-    last = history[-1]
+    natural, robust = (percent(history[-1].get(name)) for name in ("natural", "robust"))
     console.print(
-        f"{run.folder}: {len(history)} epochs in {total:.0f} s, "
-        f"training accuracy natural {percent(last['natural'])}, robust {percent(last['robust'])}"
+        f"{run.folder}: {len(history)} epochs in {run.training_seconds():.0f} s, "
+        f"training accuracy natural {natural}, robust {robust}"
     )
     console.print(f"next: tightrope certify {run.folder}")
 
@@ -80,7 +89,7 @@ def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     name = name.strip()
     if not equals or not name:
-        raise UserError(f"--set takes KEY=VALUE, got {text!r}")
+        raise UserError(f"--set takes KEY=VALUE, got {shorten(text)}")
     known = [setting for setting, _, _ in describe_settings()]
     if "." not in name and name not in known:
         raise unknown_name("setting", name, known)

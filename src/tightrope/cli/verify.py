@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from tightrope.api.verifying import counterexample_text, verify_file
+from tightrope.api.verifying import verify_and_tell
 from tightrope.certification.properties import Verdict
 from tightrope.certification.solving import Verification
 from tightrope.cli.output import print_json
+from tightrope.errors import printable
 from tightrope.files import write_text
 
 
@@ -35,12 +36,9 @@ def verify(
     The first line is unsat (proved: no counterexample exists), sat, timeout or unknown; a
     counterexample follows, or goes to a file.
     """
-    found = verify_file(onnx, vnnlib, timeout=timeout, seed=seed)
-    text = None
-    if found.counterexample is not None:
-        text = counterexample_text(vnnlib, onnx, found)
-        if counterexample is not None:
-            write_text(counterexample, text + "\n")
+    found, text = verify_and_tell(onnx, vnnlib, timeout=timeout, seed=seed)
+    if text is not None and counterexample is not None:
+        write_text(counterexample, text + "\n")
     if as_json:
         print_json(
             {
@@ -58,7 +56,7 @@ def verify(
     if text is not None and counterexample is None:
         click.echo(text)
     if found.reason:
-        click.echo(found.reason, err=True)
+        click.echo(printable(found.reason), err=True)
 
 
 def competition_word(found: Verification) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 import zlib
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -15,6 +17,8 @@ from tightrope.data.augmentation import Augmentation
 from tightrope.data.dataset import Dataset
 from tightrope.data.pickles import read_batch
 from tightrope.errors import UserError
+from tightrope.limits import ARCHIVE_BYTES, BATCH_BYTES
+from tightrope.reading import open_regular, read_bytes
 
 FOLDER, ARCHIVE = "cifar-10-batches-py", "cifar-10-python.tar.gz"
 CLASSES = (
@@ -34,7 +38,24 @@ SHAPE = (3, 32, 32)
 TRAIN_BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
 TEST_BATCH = "test_batch"
 
+_PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
+_LONGEST_DESCRIPTION = 1 << 20
+
 Batch = tuple[Tensor, Tensor]
+
+
+class _Member(tarfile.TarInfo):
+    """A member of an archive, of the few kinds that make tarfile read no further."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read the header of a member."""
+        found = super().frombuf(buf, encoding, errors)
+        # Descriptions of other members are read into memory, whatever their length.
+        long = found.type not in _PLAIN and found.size > _LONGEST_DESCRIPTION
+        if long or found.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError("a member of a strange kind")
+        return found
 
 
 def find_cifar10(data_dir: Path) -> Path | None:
@@ -74,8 +95,8 @@ def _read_folder(folder: Path) -> dict[str, Batch]:
     for name in (*TRAIN_BATCHES, TEST_BATCH):
         path = folder / name
         try:
-            with path.open("rb") as file:
-                batches[name] = _checked(*read_batch(file, path), path)
+            content = read_bytes(path, BATCH_BYTES)
+            batches[name] = _checked(*read_batch(content, path), path)
         except OSError as error:
             raise UserError(f"cannot read {path} ({error.strerror})") from None
     return batches
@@ -85,14 +106,20 @@ def _read_archive(archive: Path) -> dict[str, Batch]:
     """Read the six batches from the archive, without extracting it."""
     batches = {}
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with (
+            open_regular(archive) as compressed,
+            gzip.GzipFile(fileobj=compressed) as plain,
+            tarfile.open(fileobj=plain, mode="r:", tarinfo=_Member) as tar,
+        ):
             for member in tar:
+                ARCHIVE_BYTES.check(member.offset_data + member.size, f"{archive}, decompressed,")
                 name = member.name.removeprefix(f"{FOLDER}/")
                 if name not in (*TRAIN_BATCHES, TEST_BATCH) or not member.isfile():
                     continue
                 file, path = tar.extractfile(member), archive / name
                 assert file is not None, "regular members have content"
-                batches[name] = _checked(*read_batch(file, path), path)
+                BATCH_BYTES.check(member.size, str(path))
+                batches[name] = _checked(*read_batch(file.read(), path), path)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise UserError(f"{archive} is damaged ({error}); fetch it again") from None
     missing = {*TRAIN_BATCHES, TEST_BATCH} - set(batches)

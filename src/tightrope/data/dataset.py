@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tightrope.data.augmentation import Augmentation
-from tightrope.data.batches import Batches
+from tightrope.data.batches import Batches, as_float
 from tightrope.errors import UserError
+
+FINGERPRINTED = 500  # samples at a time
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,31 @@ class Dataset:
     def test_batches(self, batch_size: int, *, device: torch.device | str = "cpu") -> Batches:
         """Return batches of the test set in order, centre-cropped if the data set crops."""
         return Batches(self.x_test, self.y_test, batch_size, augment=self.augment, device=device)
+
+    def test_inputs(self, indices: Tensor) -> Tensor:
+        """Return some test samples as the network gets them."""
+        return as_float(self.augment.centre_crop(self.x_test[indices]))
+
+    def fingerprints(self, indices: Tensor) -> Iterator[str]:
+        """Yield a hash of each of these test samples: of its label and of its image."""
+        for chosen in indices.split(FINGERPRINTED):
+            images = self.test_inputs(chosen).numpy().astype("<f4", order="C", copy=False)
+            for image, label in zip(images, self.y_test[chosen].tolist(), strict=True):
+                yield _fingerprint(image, label)
+
+    def changed_sample(self, known: Mapping[int, str]) -> int | None:
+        """Return the first test sample that does not have its known hash, None if all have."""
+        here = [index for index in sorted(known) if 0 <= index < len(self.y_test)]
+        if len(here) < len(known):
+            return next(index for index in sorted(known) if index not in here)
+        found = self.fingerprints(torch.tensor(here, dtype=torch.long))
+        return next((i for i, hash in zip(here, found, strict=True) if known[i] != hash), None)
+
+
+def _fingerprint(image: np.ndarray, label: int) -> str:
+    content = hashlib.sha256(f"{label} {image.shape}\n".encode())
+    content.update(image.data)
+    return content.hexdigest()[:16]
 
 
 def _held_out(validation: float | int, available: int) -> int:

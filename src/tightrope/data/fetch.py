@@ -14,6 +14,7 @@ from typing import BinaryIO
 from tightrope.data import cifar10, tinyimagenet
 from tightrope.data.unpack import md5_of, unpack
 from tightrope.errors import UserError, unknown_name
+from tightrope.files import open_to_append
 
 Progress = Callable[[int, int | None], object]
 """Called with the bytes there so far and in total (None if the server does not say)."""
@@ -115,7 +116,7 @@ def _download(url: str, part: Path, progress: Progress) -> None:
             done = have if resumed else 0  # a server that ignores Range starts from the beginning
             length = response.headers.get("Content-Length")
             total = done + int(length) if length else None
-            done = _copy(response, part, "ab" if resumed else "wb", done, total, progress)
+            done = _copy(response, part, done, total, progress)
     except urllib.error.HTTPError as error:
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # nothing after what is there: the checksum decides whether that is all of it
@@ -136,13 +137,13 @@ def _download(url: str, part: Path, progress: Progress) -> None:
 def _copy(
     response: BinaryIO,
     part: Path,
-    mode: str,
     done: int,
     total: int | None,
     progress: Progress,
 ) -> int:
-    """Write what the server sends; return the length of the file afterwards."""
-    with part.open(mode) as file:
+    """Write what the server sends after `done` bytes; return the length of the file afterwards."""
+    with open_to_append(part) as file:
+        file.truncate(done)
         progress(done, total)
         while block := response.read(BLOCK):
             file.write(block)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from tightrope.errors import UserError
+from tightrope.limits import DATA_BYTES, IMAGE_BYTES, IMAGE_PIXELS, IMAGE_SCANS
+from tightrope.reading import open_regular, read_bytes
 
 CHANNELS = {"L": 1, "RGB": 3}
+# Whatever the file is called; no format that another program would have to be started for.
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
+_JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
 _GRAY = {"1", "L", "LA"}
 _TOO_DEEP = ("I", "F")  # 16 and 32 bits per pixel, which conversion to 8 would clip
 
@@ -38,7 +47,9 @@ def common_format(paths: Sequence[Path]) -> tuple[str, tuple[int, int]]:
 
 def decode(paths: Sequence[Path], mode: str, size: tuple[int, int]) -> np.ndarray:
     """Return the images as uint8 [N, C, H, W], converted to `mode` ("L" or "RGB")."""
-    out = np.empty((len(paths), CHANNELS[mode], *size), np.uint8)
+    shape = (len(paths), CHANNELS[mode], *size)
+    DATA_BYTES.check(math.prod(shape), f"a data set of {len(paths)} images")
+    out = np.empty(shape, np.uint8)
 
     def fill(index: int) -> None:
         image = _read(paths[index], mode)
@@ -54,15 +65,22 @@ def decode(paths: Sequence[Path], mode: str, size: tuple[int, int]) -> np.ndarra
     return out
 
 
-def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+@contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        # We refuse large images ourselves, and earlier.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield pool
 
 
 def _header(path: Path) -> tuple[str, tuple[int, int]]:
     """Return the mode and the size (H, W) of one image."""
     try:
-        with Image.open(path) as image:
+        with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
+            IMAGE_PIXELS.check(image.height * image.width, f"the image {path}")
             return image.mode, (image.height, image.width)
+    except UserError:
+        raise
     except Exception as error:  # a damaged image can fail in any way at all
         raise _unreadable(path, error) from None
 
@@ -70,8 +88,14 @@ def _header(path: Path) -> tuple[str, tuple[int, int]]:
 def _read(path: Path, mode: str) -> np.ndarray:
     """Decode one image completely."""
     try:
-        with Image.open(path) as image:
+        content = read_bytes(path, IMAGE_BYTES)
+        if content.startswith(_JPEG):  # every scan is as much work as the whole image
+            IMAGE_SCANS.check(content.count(_SCAN), f"the image {path}")
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            IMAGE_PIXELS.check(image.height * image.width, f"the image {path}")
             return np.asarray(image.convert(mode))
+    except UserError:
+        raise
     except Exception as error:  # a damaged image can fail in any way at all
         raise _unreadable(path, error) from None
 

@@ -7,13 +7,16 @@ they were given; the array is then made from the remembered bytes.
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from tightrope.errors import UserError
+from tightrope.limits import BATCH_STEPS
 
 
 class _Remembered:
@@ -53,9 +56,9 @@ ALLOWED: dict[tuple[str, str], type[_Remembered]] = {
 class _RestrictedUnpickler(pickle.Unpickler):
     """Resolves allow-listed names to inert classes and refuses all others."""
 
-    def __init__(self, file: IO[bytes], path: Path) -> None:
+    def __init__(self, content: bytes, path: Path) -> None:
         # The official files are from Python 2, where text is bytes.
-        super().__init__(file, encoding="bytes")
+        super().__init__(io.BytesIO(content), encoding="bytes")
         self.path = path
 
     def find_class(self, module: str, name: str) -> type[_Remembered]:
@@ -68,17 +71,37 @@ class _RestrictedUnpickler(pickle.Unpickler):
         return ALLOWED[module, name]
 
 
-def read_batch(file: IO[bytes], path: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_batch(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the images [N, 3072] uint8 and labels [N] of one batch; `path` is for errors."""
     try:
-        content = _RestrictedUnpickler(file, path).load()
-        fields = {_text(key): value for key, value in content.items()}
-        return _array(fields["data"]), np.array(fields["labels"])
+        _check_steps(content, path)
+        unpickled = _RestrictedUnpickler(content, path).load()
+        fields = {_text(key): value for key, value in unpickled.items()}
+        return _array(fields["data"]), _labels(fields["labels"])
     except UserError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way at all
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"{path} is damaged: not a CIFAR-10 batch ({reason})") from None
+
+
+def _check_steps(content: bytes, path: Path) -> None:
+    """Refuse a pickle that makes more objects, or more room for them, than a batch needs.
+
+    A byte can make an object that is sixty times as large.
+    """
+    most = BATCH_STEPS.value
+    for step, (code, argument, _) in enumerate(pickletools.genops(content)):
+        place = argument if isinstance(argument, int) and code.name.endswith("PUT") else 0
+        if max(step, place) >= most:
+            raise BATCH_STEPS.exceeded(f"{path}, unpickled,")
+
+
+def _labels(labels: Any) -> np.ndarray:
+    """Make an array of labels; lists inside each other could multiply to any size."""
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise TypeError("'labels' is not a list of whole numbers")
+    return np.array(labels)
 
 
 def _text(key: Any) -> str:

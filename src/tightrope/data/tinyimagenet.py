@@ -6,6 +6,7 @@ Decoding 110,000 JPEGs takes minutes, so the arrays are kept in one file next to
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +18,8 @@ from tightrope.data.dataset import Dataset
 from tightrope.data.images import decode
 from tightrope.errors import UserError
 from tightrope.files import write_atomically
+from tightrope.limits import LIST_BYTES
+from tightrope.reading import read_text
 
 FOLDER, CACHE = "tiny-imagenet-200", "tiny-imagenet-200.npz"
 MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2302, 0.2265, 0.2262)
@@ -80,14 +83,13 @@ def _cached(cache: Path, folder: Path) -> Arrays | None:
 def _keep(arrays: Arrays, cache: Path) -> None:
     """Write the cache; a folder that is read-only only costs time the next time."""
 
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # given a name, NumPy would append ".npz" to it
-            # NumPy's stub takes any keyword for its flag `allow_pickle`.
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+    def write(file: BinaryIO) -> None:
+        # NumPy's stub takes any keyword for its flag `allow_pickle`.
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
     try:
         write_atomically(cache, write)
-    except OSError:
+    except (OSError, UserError):
         return
 
 
@@ -149,7 +151,7 @@ def _names(folder: Path, wnids: list[str]) -> list[str]:
 def _lines(path: Path) -> list[str]:
     """Return the lines of a text file that must be there."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_text(path, LIST_BYTES).split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path} ({error})") from None
     kept = [line.strip("\r ") for line in lines if line.strip()]

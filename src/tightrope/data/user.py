@@ -11,6 +11,7 @@ from tightrope.data.checks import dataset_from_arrays
 from tightrope.data.dataset import Dataset
 from tightrope.data.images import common_format, decode
 from tightrope.errors import UserError
+from tightrope.limits import DATA_FILES
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 SUFFIXES = {".png", ".jpg", ".jpeg"}
@@ -77,5 +78,6 @@ def _files(part: Path, classes: list[str]) -> tuple[list[Path], list[int]]:
         if not found:
             raise UserError(f"the class folder {part / name} holds no .png or .jpg image")
         files += found
+        DATA_FILES.check(len(files), f"the folder {part}")
         labels += [label] * len(found)
     return files, labels

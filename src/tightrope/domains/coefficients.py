@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tightrope.box import flat
 from tightrope.graph import ops
 
 
@@ -41,10 +42,10 @@ class Coefficients:
     def dot(self, field: Tensor) -> Tensor:
         """Return the sum over the neurons of coefficients times a field, one per row."""
         seen = self.take(field)
-        rows = self.values.flatten(1)
+        rows = flat(self.values)
         if len(seen) == 1:
             return rows @ seen.expand(1, *self.values.shape[1:]).reshape(-1)
-        return torch.einsum("ni,ni->n", rows, seen.expand_as(self.values).flatten(1))
+        return torch.einsum("ni,ni->n", rows, flat(seen.expand_as(self.values)))
 
     def plus(self, other: Coefficients) -> Coefficients:
         """Add the coefficients that reach the same node on another path."""
@@ -98,7 +99,7 @@ class Windows(Coefficients):
     def dot(self, field: Tensor) -> Tensor:
         """Return the sum over the window of coefficients times a field, one per row."""
         field = field.expand(len(field), self.values.shape[1], *self.size)
-        return torch.einsum("ni,ni->n", self.values.flatten(1), self.take(field).flatten(1))
+        return torch.einsum("ni,ni->n", flat(self.values), flat(self.take(field)))
 
     def dense(self) -> Coefficients:
         """Return the same as dense coefficients."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tightrope.box import Box
+from tightrope.box import Box, flat
+from tightrope.deadline import check_time
 from tightrope.domains import interval
 from tightrope.domains.alpha import alpha_bounds, optimize_slopes
 from tightrope.domains.bounded import Relaxation
@@ -63,6 +64,7 @@ def relax(graph: Graph, box: Box, *, effort: Effort = ALPHA, rounding: float = 0
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
         reducer = Reducer(found, memory=effort.memory)
     for i, node in enumerate(graph.nodes[1:], start=1):
+        check_time()
         inputs = [found.boxes[j] for j in node.inputs]
         bounds = interval.RULES[type(node.op)](node.op, *inputs, rounding=rounding)
         bounds = _as_maximum(found, i, Box(*bounds.corners))
@@ -71,9 +73,12 @@ def relax(graph: Graph, box: Box, *, effort: Effort = ALPHA, rounding: float = 0
         if isinstance(node.op, ACTIVATIONS):
             found.lines[i] = lines(node.op, found.boxes[node.inputs[0]], rounding=rounding)
         elif effort.iterations is not None and found.lines:
-            needs = _needed(bounds, [graph.nodes[j].op for j in readers[i]])
+            reading = [graph.nodes[j].op for j in readers[i]]
+            needs = _needed(bounds, reading)
             if needs is not None:
-                bounds = _Tightening(found, i, effort, reducer).of(bounds, needs)
+                # ReLUs need no more than a sign.
+                signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) for op in reading)
+                bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
         found.boxes[i] = bounds
         if rounding:
             sizes.hold(i, bounds)
@@ -162,6 +167,7 @@ class _Tightening:
     target: int
     effort: Effort
     reducer: Reducer | None
+    signs: bool  # whether nobody needs more than a sign
 
     def of(self, bounds: Box, needs: Tensor) -> Box:
         """Intersect interval bounds with linear ones where they are needed."""
@@ -169,24 +175,16 @@ class _Tightening:
         for sign, side in ((1.0, lower), (-1.0, upper)):
             if not needs.any():
                 break
-            owner, place = needs.flatten(1).nonzero(as_tuple=True)
-            flat = side.view(len(side), -1)
-            held = flat[owner, place]
+            owner, place = flat(needs).nonzero(as_tuple=True)
+            rows = flat(side)  # the same memory
+            held = rows[owner, place]
             new = sign * self._lower_bounds(sign, owner, place)
             # A bound that is not a number is no bound.
             new = torch.where(torch.isfinite(new), new, held)
-            flat[owner, place] = torch.maximum(held, new) if sign > 0 else torch.minimum(held, new)
-            if self._only_bends():
+            rows[owner, place] = torch.maximum(held, new) if sign > 0 else torch.minimum(held, new)
+            if self.signs:
                 needs = needs & (lower < 0)
         return Box(lower, torch.maximum(lower, upper))
-
-    def _only_bends(self) -> bool:
-        """Whether all that reads the node are ReLUs, which need no more than a sign."""
-        nodes = self.found.graph.nodes
-        kinds = (ops.Relu, ops.LeakyRelu)
-        return all(
-            isinstance(nodes[j].op, kinds) for j in self.found.graph.consumers()[self.target]
-        )
 
     def _lower_bounds(self, sign: float, owner: Tensor, place: Tensor) -> Tensor:
         """Return lower bounds of neurons (or of minus them)."""

@@ -97,8 +97,9 @@ def linear_margins(layer: ops.Linear, box: Box, labels: Tensor, *, rounding: flo
     middle = F.linear(center, gap.flatten(0, 1)).unflatten(1, gap.shape[:2])
     middle = middle[torch.arange(len(labels), device=labels.device), row]
     if bias is not None:
+        # Off by a unit of the difference, which is no larger than the sum and the product
+        # together: there is room for it in what both of them get.
         middle = middle + (bias[labels].unsqueeze(1) - bias)
-        spread = spread + 4 * rounding * (bias[labels].unsqueeze(1).abs() + bias.abs())
     spread = spread * (1 + growth) + 4 * rounding * middle.abs() + _tiny(spread)
     lower = _down(middle - spread)
     return lower.scatter(1, labels[:, None], 0.0)
@@ -120,7 +121,12 @@ def _growth(terms: int, rounding: float) -> float:
 
 
 def _widened(center: Tensor, radius: Tensor, growth: float) -> Tensor:
-    return radius * (1 + growth) + growth * center.abs() + _tiny(radius)
+    """Return a radius that covers the rounding of products with the centre.
+
+    What is rounded of the radius itself, here and in products with it, is covered by the factor
+    `1 + growth` that each of them gets in the end.
+    """
+    return radius + growth * center.abs() + _tiny(radius)
 
 
 def _tiny(x: Tensor) -> float:
@@ -175,9 +181,10 @@ def _batch_norm(op: ops.BatchNorm, box: Box, *, rounding: float) -> Box:
     if rounding:
         # factor: a sum, a root and a product; offset: a product and a sum.
         bias = 0 if op.bias is None else op.bias.abs().view(shape)
-        size = (center.abs() + radius + op.mean.abs().view(shape)) * factor.abs() + bias
-        spread = spread + _tiny(spread) * factor.abs()
-        spread = spread + 16 * rounding * size + _tiny(spread)
+        reach = center.abs() + radius + op.mean.abs().view(shape)
+        # Centre and radius may underflow, and so may the factor, which meets all of the reach.
+        spread = spread + _tiny(spread) * (factor.abs() + reach)
+        spread = spread + 16 * rounding * (reach * factor.abs() + bias) + _tiny(spread)
     return _around(middle, spread, rounding)
 
 

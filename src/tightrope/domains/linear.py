@@ -24,7 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.box import Box
+from tightrope.box import Box, flat
+from tightrope.deadline import check_time
 from tightrope.domains.coefficients import Coefficients
 from tightrope.domains.relaxations import Lines
 from tightrope.graph import Graph, ops
@@ -103,7 +104,11 @@ class _Pass:
             self.lose(self.constant.abs(), self.rounding)
 
     def lose(self, size: Tensor, share: float) -> None:
-        """Account for a rounding error of at most that share of a size."""
+        """Account for a rounding error of at most that share of a size.
+
+        Sizes and their sum, the slack, are rounded, too: by far less than a share of 1e-9, as
+        they are sums of less than a million terms.
+        """
         self.slack = self.slack + share * (1 + 1e-9) * size
 
     def charge(self, a: Coefficients, i: int, terms: int) -> None:
@@ -137,6 +142,7 @@ def backward(
     for i in range(target, 0, -1):
         if i not in arrived:
             continue
+        check_time()
         a = arrived.pop(i)
         largest = max(largest, a.values.shape[1:].numel())
         node = graph.nodes[i]
@@ -153,11 +159,8 @@ def backward(
         blank = rows.values.new_zeros(len(rows.values), *graph.input_shape)
         arrived[0] = Coefficients(blank, rows.owner)
     slack = state.slack
-    if rounding:
-        if magnitudes is not None:
-            slack = slack + _underflow(rows, magnitudes, target)
-        slack = slack * (1 + growth(len(graph.nodes) + 8, rounding))
-        slack = slack + growth(len(graph.nodes), rounding) * state.constant.abs()
+    if rounding and magnitudes is not None:
+        slack = slack + _underflow(rows, magnitudes, target)
     largest = max(largest, arrived[0].values.shape[1:].numel())
     return Form(arrived[0], state.constant, slack, state.passed, largest)
 
@@ -167,7 +170,7 @@ def _underflow(rows: Coefficients, magnitudes: Magnitudes, target: int) -> Tenso
 
     A coefficient is off by less than the smallest normal number even after many of them.
     """
-    total = sum(magnitudes[j].flatten(1).sum(1) for j in range(target + 1))
+    total = sum(flat(magnitudes[j]).sum(1) for j in range(target + 1))
     assert isinstance(total, Tensor)
     each = total if rows.owner is None or len(total) == 1 else total[rows.owner]
     return torch.finfo(total.dtype).tiny * (1 + each)

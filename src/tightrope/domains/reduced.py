@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tightrope.box import Box
+from tightrope.box import Box, flat
 from tightrope.domains.bounded import Relaxation
 from tightrope.domains.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear import growth
@@ -132,11 +132,30 @@ class Reduced:
         )
 
 
+# What is linear; of everything else only ReLUs and LeakyReLUs with a slope below 1 can be reduced.
+LINEAR = (
+    ops.Input,
+    ops.Linear,
+    ops.Conv2d,
+    ops.BatchNorm,
+    ops.Shift,
+    ops.Scale,
+    ops.AvgPool,
+    ops.Reshape,
+    ops.Permute,
+    ops.Pad,
+    ops.Slice,
+    ops.Concat,
+    ops.Add,
+    ops.Sub,
+)
+
+
 def reducible(graph: Graph) -> bool:
     """Return whether all nonlinear operations are ReLUs or LeakyReLUs with slope below 1."""
     return all(
-        not isinstance(node.op, ops.Sigmoid | ops.Tanh | ops.MaxPool)
-        and not (isinstance(node.op, ops.LeakyRelu) and node.op.slope >= 1)
+        isinstance(node.op, (*LINEAR, ops.Relu))
+        or (isinstance(node.op, ops.LeakyRelu) and node.op.slope < 1)
         for node in graph.nodes
     )
 
@@ -188,13 +207,13 @@ class Reducer:
         for layer in self.layers:
             if layer.position not in form.passed:
                 continue
-            passed = form.passed[layer.position].dense().values.flatten(1)[:, layer.places]
+            passed = flat(form.passed[layer.position].dense().values)[:, layer.places]
             inner[:, layer.span] = passed * (1 - layer.left)
             if self.relaxation.rounding and layer.left:
                 before = self.relaxation.graph.nodes[layer.position].inputs[0]
                 reach = self.relaxation.boxes[before].upper.flatten()[layer.places]
                 slack = slack + 4 * self.relaxation.rounding * (passed.abs() @ reach)
-        return Rows(inner, form.coefficients.dense().values.flatten(1), form.constant, slack)
+        return Rows(inner, flat(form.coefficients.dense().values), form.constant, slack)
 
     def pull_units(self, target: int, places: Tensor) -> Rows:
         """Do so for single neurons of a node, remembering them."""
@@ -266,7 +285,7 @@ def _bias(node: Node, places: Tensor, like: Tensor) -> Tensor:
 
 def _blocked(line: Lines, layer: Layer) -> Lines:
     """Return lines that stop at unstable neurons (apart from LeakyReLU's linear part)."""
-    slope = line.lower_slope.flatten(1).clone()
+    slope = flat(line.lower_slope).clone()
     slope[:, layer.places] = layer.left
     slope = slope.view_as(line.lower_slope)
     zero = torch.zeros_like(slope)

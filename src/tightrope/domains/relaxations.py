@@ -152,14 +152,13 @@ def _clearance(
 ) -> Tensor:
     """Return a lower bound on `f(h) - slope h` over [l, u].
 
-    On the concave side the minimum is at an end. On the convex side the function lies above its
-    tangent at any point t, so `g(t) - |g'(t)| (u - l)` is a bound for every t there; at the
-    touch point g' is as good as zero.
+    On the concave side the minimum is at an end: the right one, or the left one if the interval
+    has no convex side. On the convex side, up to zero, the function lies above its tangent at
+    any point t, so `g(t) - |g'(t)| (u - l)` is a bound for every t there; at the touch point g'
+    is as good as zero.
     """
-    zero = torch.zeros_like(l)
     ends = torch.minimum(_gap(curve, slope, l), _gap(curve, slope, u))
-    right = torch.minimum(u, zero)  # the end of the convex side
-    ends = torch.where((l < 0) & (u > 0), torch.minimum(ends, _gap(curve, slope, zero)), ends)
+    right = u.clamp(max=0.0)  # the end of the convex side
     touch = curve.touch(slope)
     touch = torch.where(torch.isfinite(touch), touch, l)
     at = torch.maximum(torch.minimum(touch, right), l)

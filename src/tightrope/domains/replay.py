@@ -53,7 +53,6 @@ def _bounds(
         share = growth(len(cuts.constant) + 4, rounding)
         size = gamma @ (cuts.on_outputs.abs() @ network.reach + cuts.on_inputs.abs() @ seen)
         lost = lost + share * (size + gamma @ cuts.constant.abs())
-        lost = lost + 2 * rounding * (a.abs() @ network.reach + after.abs() @ seen)
         a = a + gamma @ cuts.on_outputs
         after = after + gamma @ cuts.on_inputs
         constant = constant + gamma @ cuts.constant
@@ -69,9 +68,13 @@ def _bounds(
         part = a[:, span]
         h[:, span] = part * torch.where(part >= 0, low[:, span], chord[:, span])
         h[:, span] += after[:, span]
-    # Rounding of a slope's product and of the sum with what comes after.
-    lost = lost + 4 * rounding * ((a.abs() + after.abs()) @ seen)
     # Coefficients of outputs and inputs, sums over all neurons behind them, and constants.
+    #
+    # A slope's product and its sum with `after` need no room of their own. Where a neuron is
+    # split, its slope is 0 or 1 and the product exact; where it is not, `after` is what cuts say,
+    # and the two errors are at most 2 u (|h| + gamma |on_inputs|), for which the steps that
+    # `growth` adds here and in `share` are plenty. Adding a cut's coefficient to beta is off by
+    # u beta |h|, less than the beta |h| by which the multiplier lowers the bound at that point.
     terms = network.size + 16
     lost = lost + growth(terms, rounding) * (h.abs() @ network.magnitude)
     lost = lost + h.abs() @ neurons.slack
@@ -83,10 +86,11 @@ def _bounds(
     bound = x.clamp(min=0) @ lower + x.clamp(max=0) @ upper
     inputs = torch.maximum(lower.abs(), upper.abs())
     size = x.abs() @ inputs
+    # Adding up the bound takes len(lower) + 4 steps; 24 - 4 are left for the sums below.
     lost = lost + growth(len(lower) + 16, rounding) * (size + constant.abs())
     # Coefficients that underflow are off by less than the smallest normal number.
     tiny = torch.finfo(dtype).tiny * (1 + network.magnitude.sum() + seen.sum() + inputs.sum())
-    return bound + constant - (1 + 1e-9) * lost - tiny - 4 * rounding * (bound + constant).abs()
+    return bound + constant - (1 + 1e-9) * lost - tiny
 
 
 def _start(

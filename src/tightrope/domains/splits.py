@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tightrope.deadline import check_time
 from tightrope.domains.ascent import Ascent, Parameter
 from tightrope.domains.reduced import Reduced
 
@@ -168,6 +169,7 @@ class Bounder:
         current = Subproblems(**{k: v.clone() for k, v in vars(problems).items()})
         ascent = _ascent(current, alpha_rate, beta_rate, gamma_rate, decay)
         for iteration in range(iterations + 1):
+            check_time()
             view = self.look(current)
             ascent.record(view.bound)
             proved = ascent.bound > threshold

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightrope.box import Box
+from tightrope.box import Box, flat
 from tightrope.domains.pooling import windows
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
@@ -130,8 +130,10 @@ def _with_errors(zonotope: Zonotope, radius: Tensor, mask: Tensor, counter: Coun
     neurons = mask.nonzero()[:, 0]
     count = len(neurons)
     fresh = radius.new_zeros(len(radius), count, len(mask))
-    fresh[:, torch.arange(count, device=mask.device), neurons] = radius.flatten(1)[:, neurons]
-    generators = torch.cat((zonotope.generators, fresh.unflatten(2, radius.shape[1:])), 1)
+    fresh[:, torch.arange(count, device=mask.device), neurons] = flat(radius)[:, neurons]
+    generators = torch.cat(
+        (zonotope.generators, fresh.reshape(*fresh.shape[:2], *radius.shape[1:])), 1
+    )
     return Zonotope(zonotope.center, generators, torch.cat((zonotope.terms, counter.take(count))))
 
 
@@ -207,7 +209,7 @@ def _between_lines(
 ) -> Zonotope:
     """Enclose by `slope * x + middle ± radius`; the radius is zero outside of `mask`."""
     scaled = Zonotope(slope * z.center + middle, slope.unsqueeze(1) * z.generators, z.terms)
-    return _with_errors(scaled, radius, mask.flatten(1).any(0), counter)
+    return _with_errors(scaled, radius, flat(mask).any(0), counter)
 
 
 def _kinked(op: ops.Op, z: Zonotope, *, counter: Counter, chosen: Tensor | None = None) -> Zonotope:

@@ -1,67 +1,34 @@
-"""How each torch layer, function and method becomes operations of the graph.
+"""How each of PyTorch's operators becomes operations of the graph.
 
 A converter gets the arguments of the call, with graph values in place of tensors, and
 returns `apply(...)`: the operations to append. It raises `NotImplementedError` with a
-reason when the layer exists but not with these options.
+reason when the operator exists but not with these options. Converters are found by the operator
+without its variant: `aten.add` for `aten.add.Tensor` and `aten.add.Scalar`.
 """
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tightrope.graph import ops, shapes
-from tightrope.graph.values import BATCH, Value, apply, pair, refuse
-
-
-def _identity(module: nn.Module, x: Value) -> Any:
-    return x
-
+from tightrope.graph.values import Value, apply, pair, refuse
 
 # --- affine layers --------------------------------------------------------------------------
 
 
-def _linear(module: nn.Linear, x: Value) -> Any:
-    return apply(x, ops.Linear(module.weight, module.bias))
-
-
-def _conv2d(module: nn.Conv2d, x: Value) -> Any:
-    refuse(module.padding_mode != "zeros", f"padding_mode={module.padding_mode!r}")
-    before, conv_padding = _explicit_padding(module)
-    conv = ops.Conv2d(
-        module.weight,
-        module.bias,
-        pair(module.stride),
-        conv_padding,
-        pair(module.dilation),
-        module.groups,
-    )
-    return apply(x, *before, conv)
-
-
-def _explicit_padding(module: nn.Conv2d) -> tuple[tuple[ops.Op, ...], ops.Pair]:
-    """Resolve `padding="same"`; an odd total needs a padding layer of its own."""
-    if not isinstance(module.padding, str):
-        return (), pair(module.padding)
-    if module.padding == "valid":
-        return (), (0, 0)
-    total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-    if all(t % 2 == 0 for t in total):
-        return (), (total[0] // 2, total[1] // 2)
-    (top, left), (bottom, right) = [t // 2 for t in total], [t - t // 2 for t in total]
-    return (ops.Pad((left, right, top, bottom), 0.0),), (0, 0)
-
-
-def _linear_function(x: Value, weight: Tensor, bias: Tensor | None = None) -> Any:
+def _linear(x: Value, weight: Tensor, bias: Tensor | None = None) -> Any:
+    refuse(isinstance(weight, Value), "a weight that depends on the input")
+    refuse(weight.dim() != 2, f"a weight of shape {tuple(weight.shape)}")
     return apply(x, ops.Linear(weight, bias))
 
 
-def _conv2d_function(
+def _conv2d(
     x: Value,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -70,26 +37,65 @@ def _conv2d_function(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    refuse(isinstance(padding, str), f"padding={padding!r} in a function call")
-    conv = ops.Conv2d(weight, bias, pair(stride), pair(padding), pair(dilation), groups)
-    return apply(x, conv)
+    refuse(isinstance(weight, Value), "a weight that depends on the input")
+    before, inside = _explicit_padding(padding, weight, pair(dilation))
+    conv = ops.Conv2d(weight, bias, pair(stride), inside, pair(dilation), groups)
+    return apply(x, *before, conv)
 
 
-def _batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Value) -> Any:
-    refuse(module.running_mean is None, "track_running_stats=False")
-    assert module.running_mean is not None and module.running_var is not None
-    return apply(
-        x,
-        ops.BatchNorm(
-            module.weight,
-            module.bias,
-            module.running_mean,
-            module.running_var,
-            module.eps,
-            module.momentum,
-            module.num_batches_tracked,
-        ),
+def _explicit_padding(
+    padding: Any, weight: Tensor, dilation: ops.Pair
+) -> tuple[tuple[ops.Op, ...], ops.Pair]:
+    """Resolve `padding="same"`; an odd total needs a padding layer of its own."""
+    if not isinstance(padding, str):
+        return (), pair(padding)
+    if padding == "valid":
+        return (), (0, 0)
+    total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    if all(t % 2 == 0 for t in total):
+        return (), (total[0] // 2, total[1] // 2)
+    (top, left), (bottom, right) = [t // 2 for t in total], [t - t // 2 for t in total]
+    return (ops.Pad((left, right, top, bottom), 0.0),), (0, 0)
+
+
+def _batch_norm(
+    x: Value,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+    *backend: bool,
+) -> Any:
+    refuse(
+        training or mean is None or variance is None,
+        "it uses the statistics of the batch (track_running_stats=False)",
     )
+    assert mean is not None and variance is not None
+    return apply(x, ops.BatchNorm(weight, bias, mean, variance, epsilon, momentum, None))
+
+
+def _batch_norm_at_rest(
+    x: Value,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    momentum: float,
+    epsilon: float,
+) -> Any:
+    """The form without in-place changes, which returns three results."""
+    norm = _batch_norm(x, weight, bias, mean, variance, False, momentum, epsilon)
+    return replace(norm, first_of_several=True)
+
+
+def complete_batch_norm(op: ops.BatchNorm, layer: nn.Module) -> ops.BatchNorm:
+    """Return the operation with what its layer knows about keeping its statistics."""
+    if not isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return op
+    return replace(op, momentum=layer.momentum, batches=layer.num_batches_tracked)
 
 
 def _constant(value: Any) -> Tensor:
@@ -130,19 +136,27 @@ def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
     return apply(b, ops.Scale(torch.tensor(-1.0)), ops.Shift(_aligned(a, b)))
 
 
+def _rsub(a: Any, b: Any, alpha: float = 1) -> Any:
+    return _sub(b, a, alpha=alpha)
+
+
 def _mul(a: Any, b: Any) -> Any:
-    refuse(BATCH in (a, b), "a product with the batch size")
     both = isinstance(a, Value) and isinstance(b, Value)
     refuse(both, "product of two values that depend on the input")
     value, constant = (a, b) if isinstance(a, Value) else (b, a)
     return apply(value, ops.Scale(_aligned(constant, value)))
 
 
-def _div(a: Any, b: Any) -> Any:
+def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    refuse(rounding_mode is not None, f"rounding_mode={rounding_mode!r}")
     refuse(isinstance(b, Value), "division by a value that depends on the input")
     divisor = _aligned(b, a)
     refuse(bool((divisor == 0).any()), "division by zero")
     return apply(a, ops.Scale(divisor, divide=True))
+
+
+def _reciprocal(x: Value) -> Any:
+    raise NotImplementedError("division by a value that depends on the input")
 
 
 def _neg(x: Value) -> Any:
@@ -155,22 +169,16 @@ def _neg(x: Value) -> Any:
 def _avg_pool(
     x: Value,
     kernel_size: Any,
-    stride: Any = None,
+    stride: Any = (),
     padding: Any = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
     refuse(divisor_override is not None, "divisor_override")
-    stride = kernel_size if stride is None else stride
-    pool = ops.AvgPool(pair(kernel_size), pair(stride), pair(padding), ceil_mode, count_include_pad)
+    kernel, inside = pair(kernel_size), pair(padding)
+    pool = ops.AvgPool(kernel, pair(stride or kernel), inside, ceil_mode, count_include_pad)
     return apply(x, pool)
-
-
-def _avg_pool_module(m: nn.AvgPool2d, x: Value) -> Any:
-    return _avg_pool(
-        x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, m.divisor_override
-    )
 
 
 def _adaptive_avg_pool(x: Value, output_size: Any) -> Any:
@@ -181,8 +189,10 @@ def _adaptive_avg_pool(x: Value, output_size: Any) -> Any:
     return _avg_pool(x, kernel)
 
 
-def _mean(x: Value, dim: Any = None, keepdim: bool = False) -> Any:
-    dims = {d % (len(x.shape) + 1) for d in (dim if isinstance(dim, tuple | list) else (dim,))}
+def _mean(
+    x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    dims = {d % (len(x.shape) + 1) for d in dim or ()}
     refuse(len(x.shape) != 3 or dims != {2, 3}, "mean over anything but height and width")
     pool = ops.AvgPool(pair(x.shape[1:]), pair(x.shape[1:]), (0, 0), False, True)
     return apply(x, pool) if keepdim else apply(x, pool, ops.Reshape((x.shape[0],)))
@@ -191,124 +201,110 @@ def _mean(x: Value, dim: Any = None, keepdim: bool = False) -> Any:
 def _max_pool(
     x: Value,
     kernel_size: Any,
-    stride: Any = None,
+    stride: Any = (),
     padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
-    return_indices: bool = False,
 ) -> Any:
-    refuse(return_indices, "return_indices")
-    stride = kernel_size if stride is None else stride
-    return apply(
-        x,
-        ops.MaxPool(pair(kernel_size), pair(stride), pair(padding), pair(dilation), ceil_mode),
-    )
+    kernel, stride = pair(kernel_size), pair(stride or kernel_size)
+    return apply(x, ops.MaxPool(kernel, stride, pair(padding), pair(dilation), ceil_mode))
 
 
-def _max_pool_module(m: nn.MaxPool2d, x: Value) -> Any:
-    return _max_pool(
-        x, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
-    )
+def _max_pool_and_indices(x: Value, *options: Any) -> Any:
+    raise NotImplementedError("return_indices")
 
 
 # --- activations ----------------------------------------------------------------------------
 
 
-def _leaky(x: Value, negative_slope: float = 0.01, inplace: bool = False) -> Any:
-    refuse(negative_slope < 0, "a negative slope below zero")
+def _leaky(x: Value, negative_slope: float = 0.01) -> Any:
+    fits = 0 <= negative_slope < math.inf
+    refuse(not fits, f"a negative slope of {negative_slope}, which is not a number of at least 0")
     return apply(x, ops.LeakyRelu(float(negative_slope)))
 
 
 def _activation(op: type[ops.Op]) -> Callable[..., Any]:
-    return lambda x, inplace=False: apply(x, op())
+    return lambda x: apply(x, op())
 
 
-def _activation_module(op: type[ops.Op]) -> Callable[..., Any]:
-    return lambda module, x: apply(x, op())
-
-
-def _pass(x: Value, *args: Any, **kwargs: Any) -> Any:
+def _pass(x: Any, *args: Any, **kwargs: Any) -> Any:
     return x
 
 
-MODULES: dict[type[nn.Module], Callable[..., Any]] = {
-    nn.Linear: _linear,
-    nn.Conv2d: _conv2d,
-    nn.BatchNorm1d: _batch_norm,
-    nn.BatchNorm2d: _batch_norm,
-    nn.AvgPool2d: _avg_pool_module,
-    nn.AdaptiveAvgPool2d: lambda m, x: _adaptive_avg_pool(x, m.output_size),
-    nn.MaxPool2d: _max_pool_module,
-    nn.Flatten: lambda m, x: shapes.flatten(x, m.start_dim, m.end_dim),
-    nn.Unflatten: lambda m, x: shapes.unflatten(x, m.dim, m.unflattened_size),
-    nn.ZeroPad2d: shapes.constant_pad,
-    nn.ConstantPad2d: shapes.constant_pad,
-    nn.ReLU: _activation_module(ops.Relu),
-    nn.LeakyReLU: lambda m, x: _leaky(x, m.negative_slope),
-    nn.Sigmoid: _activation_module(ops.Sigmoid),
-    nn.Tanh: _activation_module(ops.Tanh),
-    nn.Identity: _identity,
-    nn.Dropout: _identity,
-    nn.Dropout2d: _identity,
+def _to(x: Value, *target: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    """Hand a value through; that it keeps its type is checked for every operator."""
+    return x
+
+
+def _dropout(x: Value, p: float, train: bool) -> Any:
+    refuse(train and p > 0, "its result is random, in evaluation mode, too")
+    return x
+
+
+def _overwritten(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError("a tensor or a part of it is overwritten in place")
+
+
+aten = torch.ops.aten
+
+CONVERTERS: dict[Any, Callable[..., Any]] = {
+    aten.linear: _linear,
+    aten.conv2d: _conv2d,
+    aten.batch_norm: _batch_norm,
+    aten._native_batch_norm_legit_no_training: _batch_norm_at_rest,
+    aten.add: _add,
+    aten.sub: _sub,
+    aten.rsub: _rsub,
+    aten.mul: _mul,
+    aten.div: _div,
+    aten.reciprocal: _reciprocal,
+    aten.neg: _neg,
+    aten.avg_pool2d: _avg_pool,
+    aten.adaptive_avg_pool2d: _adaptive_avg_pool,
+    aten.mean: _mean,
+    aten.max_pool2d: _max_pool,
+    aten.max_pool2d_with_indices: _max_pool_and_indices,
+    aten.relu: _activation(ops.Relu),
+    aten.leaky_relu: _leaky,
+    aten.sigmoid: _activation(ops.Sigmoid),
+    aten.tanh: _activation(ops.Tanh),
+    aten.dropout: _dropout,
+    aten.feature_dropout: _dropout,
+    aten.alpha_dropout: _dropout,
+    aten.feature_alpha_dropout: _dropout,
+    aten.clone: _pass,
+    aten.contiguous: _pass,
+    aten.detach: _pass,
+    aten.detach_: _pass,
+    aten.alias: _pass,
+    aten.to: _to,
+    aten._to_copy: _to,
+    aten._assert_tensor_metadata: lambda x, *args, **kwargs: None,
+    aten.fill: _overwritten,
+    aten.copy: _overwritten,
+    aten.select_scatter: _overwritten,
+    aten.slice_scatter: _overwritten,
+    **shapes.CONVERTERS,
 }
 
-
-FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    operator.add: _add,
-    torch.add: _add,
-    operator.sub: _sub,
-    torch.sub: _sub,
-    operator.mul: _mul,
-    torch.mul: _mul,
-    operator.truediv: _div,
-    torch.div: _div,
-    operator.neg: _neg,
-    torch.neg: _neg,
-    operator.getitem: shapes.getitem,
-    getattr: shapes.get_attribute,
-    F.linear: _linear_function,
-    F.conv2d: _conv2d_function,
-    torch.flatten: shapes.flatten,
-    torch.reshape: lambda x, shape: shapes.reshape(x, *shape),
-    torch.permute: shapes.permute,
-    torch.transpose: shapes.transpose,
-    torch.cat: shapes.concat,
-    torch.concat: shapes.concat,
-    torch.mean: _mean,
-    F.pad: shapes.pad,
-    F.avg_pool2d: _avg_pool,
-    F.adaptive_avg_pool2d: _adaptive_avg_pool,
-    F.max_pool2d: _max_pool,
-    F.dropout: _pass,
-    F.relu: _activation(ops.Relu),
-    torch.relu: _activation(ops.Relu),
-    F.leaky_relu: _leaky,
-    torch.sigmoid: _activation(ops.Sigmoid),
-    F.sigmoid: _activation(ops.Sigmoid),
-    torch.tanh: _activation(ops.Tanh),
-    F.tanh: _activation(ops.Tanh),
-}
-
-METHODS: dict[Any, Callable[..., Any]] = {
-    "add": _add,
-    "sub": _sub,
-    "mul": _mul,
-    "div": _div,
-    "neg": _neg,
-    "flatten": shapes.flatten,
-    "view": shapes.reshape,
-    "reshape": shapes.reshape,
-    "permute": shapes.permute,
-    "transpose": shapes.transpose,
-    "mean": _mean,
-    "relu": _activation(ops.Relu),
-    "sigmoid": _activation(ops.Sigmoid),
-    "tanh": _activation(ops.Tanh),
-    "contiguous": _pass,
-    "size": shapes.size,
-}
-
-
-def supported_layers() -> list[str]:
-    """Names of the layer classes that can be traced."""
-    return sorted(layer.__name__ for layer in MODULES)
+# The layers of `torch.nn` that consist of these operators, for messages.
+LAYERS = (
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "ConstantPad2d",
+    "Conv2d",
+    "Dropout",
+    "Dropout2d",
+    "Flatten",
+    "Identity",
+    "LeakyReLU",
+    "Linear",
+    "MaxPool2d",
+    "ReLU",
+    "Sigmoid",
+    "Tanh",
+    "Unflatten",
+    "ZeroPad2d",
+)

@@ -155,18 +155,23 @@ class Graph:
     def cuts(self) -> dict[int, int]:
         """Map each possible number of classifier ReLUs to the position of its cut."""
         exact_on_boxes = (ops.Reshape, ops.Permute, ops.Shift, ops.Scale)
+        last_use = {j: i for i, node in enumerate(self.nodes) for j in node.inputs}
         found: dict[int, int] = {}
+        behind, before_is_cut, furthest = len(self.relus), False, -1
         for i, node in enumerate(self.nodes[:-1]):
-            crossed = any(j < i for later in self.nodes[i + 1 :] for j in later.inputs)
+            behind -= isinstance(node.op, ops.Relu)
+            crossed = furthest > i  # a later node reads something from before this one
             behind_relu = isinstance(node.op, ops.Relu | ops.Input)
-            moved = i - 1 in found.values() and isinstance(node.op, exact_on_boxes)
-            if not crossed and (behind_relu or moved):
-                found[sum(p > i for p in self.relus)] = i
+            moved = before_is_cut and isinstance(node.op, exact_on_boxes)
+            before_is_cut = not crossed and (behind_relu or moved)
+            if before_is_cut:
+                found[behind] = i
+            furthest = max(furthest, last_use.get(i, -1))
         return found
 
 
-def prune(nodes: Sequence[Node], output: int) -> Graph:
-    """Keep what the output depends on, with the output last."""
+def prune(nodes: Sequence[Node], output: int) -> tuple[Graph, dict[int, int]]:
+    """Keep what the output depends on, with the output last; also say where each node went."""
     needed = {0, output}
     for i in range(output, -1, -1):
         if i in needed:
@@ -177,7 +182,7 @@ def prune(nodes: Sequence[Node], output: int) -> Graph:
         Node(nodes[i].name, nodes[i].op, tuple(place[j] for j in nodes[i].inputs), nodes[i].shape)
         for i in order
     )
-    return Graph(tuple(kept))
+    return Graph(tuple(kept)), place
 
 
 def _foldable(op: ops.Op, dims: int) -> bool:

@@ -6,10 +6,14 @@ that hold the first, second, ... input of every window.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tightrope.graph import ops
 from tightrope.graph.graph import Graph, Node
+
+# A maximum of more numbers would be a tree of thousands of operations.
+LARGEST_WINDOW = 1024
 
 # What only rearranges, repeats or averages values leaves them nonnegative.
 _KEEP_SIGN = (ops.Reshape, ops.Permute, ops.Slice, ops.Concat, ops.AvgPool, ops.MaxPool, ops.Add)
@@ -19,7 +23,8 @@ def expand_max_pools(graph: Graph) -> Graph:
     """Return the same network with its max pools written as slices, differences and ReLUs.
 
     Where windows reach over the edge, the input is padded with zeros first. That is exact only
-    if it has no negative values (it comes from a ReLU); other such pools stay as they are.
+    if it has no negative values (it comes from a ReLU); other such pools, and pools of very large
+    windows, stay as they are.
     """
     writer = _Writer()
     for i, node in enumerate(graph.nodes):
@@ -27,7 +32,9 @@ def expand_max_pools(graph: Graph) -> Graph:
         if isinstance(node.op, ops.MaxPool):
             pool = _Pool(node.op, graph.nodes[node.inputs[0]].shape, node.shape)
             edges = pool.edges()
-            if pool.reaches_input() and (not any(edges) or _nonnegative(graph, node.inputs[0])):
+            exact = not any(edges) or _nonnegative(graph, node.inputs[0])
+            small = math.prod(node.op.kernel) <= LARGEST_WINDOW
+            if exact and small and pool.reaches_input():
                 writer.target[i] = writer.expand(node, pool, inputs[0])
                 continue
         writer.target[i] = writer.append(replace(node, inputs=inputs))

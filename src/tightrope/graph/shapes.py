@@ -3,103 +3,133 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
+import torch
 
 from tightrope.graph import ops
-from tightrope.graph.values import BATCH, Value, apply, refuse
+from tightrope.graph.values import Value, apply, refuse
 
 
-def flatten(x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
-    """Merge dimensions."""
+def _flatten(x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
     dims = len(x.shape) + 1
     start, end = start_dim % dims, end_dim % dims
+    if start == end == 0:
+        return x
     refuse(start == 0, "flattening the batch dimension")
     middle = math.prod(x.shape[start - 1 : end])
     return apply(x, ops.Reshape((*x.shape[: start - 1], middle, *x.shape[end:])))
 
 
-def reshape(x: Value, *shape: Any) -> Any:
-    """`view` and `reshape`; the batch must stay the first dimension."""
-    if len(shape) == 1 and isinstance(shape[0], tuple | list):
-        shape = tuple(shape[0])
-    batch, sizes = shape[0], list(shape[1:])
-    refuse(batch is not BATCH and batch != -1, "a reshape with a fixed batch size")
-    refuse(batch == -1 and -1 in sizes, "a reshape with two unknown sizes")
+def _reshape(x: Value, shape: Sequence[int]) -> Any:
+    """`view` and `reshape`; the batch must stay the first dimension.
+
+    Which size is the batch's is not known here: that a sample keeps its number of elements, and
+    that the result has the batch first, is checked with the shape that PyTorch recorded.
+    """
+    refuse(not shape, "a reshape that mixes the samples of a batch")
+    sizes = list(shape[1:])
     if -1 in sizes:
         known = math.prod(s for s in sizes if s != -1)
-        sizes[sizes.index(-1)] = math.prod(x.shape) // known
-    refuse(math.prod(sizes) != math.prod(x.shape), f"reshape of {x.shape} to {tuple(sizes)}")
+        sizes[sizes.index(-1)] = math.prod(x.shape) // max(known, 1)
+    mixed = math.prod(sizes) != math.prod(x.shape)
+    refuse(mixed, f"reshape of {x.shape} to {tuple(sizes)} mixes the samples of a batch")
     return apply(x, ops.Reshape(tuple(sizes)))
 
 
-def permute(x: Value, *dims: Any) -> Any:
-    """Reorder dimensions."""
-    if len(dims) == 1 and isinstance(dims[0], tuple | list):
-        dims = tuple(dims[0])
+def _permute(x: Value, dims: Sequence[int]) -> Any:
     order = tuple(d % len(dims) for d in dims)
     refuse(order[0] != 0, "moving the batch dimension")
     return apply(x, ops.Permute(order))
 
 
-def transpose(x: Value, a: int, b: int) -> Any:
-    """Swap two dimensions."""
+def _transpose(x: Value, a: int, b: int) -> Any:
     order = list(range(len(x.shape) + 1))
     order[a], order[b] = order[b], order[a]
-    return permute(x, order)
+    return _permute(x, order)
 
 
-def pad(x: Value, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
-    """Pad with a constant."""
+def _pad(x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
     refuse(mode != "constant", f"mode={mode!r}")
     refuse(len(pad) > 2 * len(x.shape), "padding the batch dimension")
     return apply(x, ops.Pad(tuple(int(p) for p in pad), float(value or 0.0)))
 
 
-def constant_pad(m: nn.ZeroPad2d | nn.ConstantPad2d, x: Value) -> Any:
-    """`nn.ZeroPad2d` and `nn.ConstantPad2d`."""
-    return pad(x, m.padding, value=m.value)
+def _constant_pad(x: Value, pad: Sequence[int], value: float = 0.0) -> Any:
+    return _pad(x, pad, value=value)
 
 
-def getitem(x: Any, index: Any) -> Any:
-    """Index with slices and integers; also an element of `x.shape`."""
-    if isinstance(x, tuple):  # an element of x.shape
-        return x[index]
-    index = index if isinstance(index, tuple) else (index,)
-    if Ellipsis in index:
-        at = index.index(Ellipsis)
-        missing = len(x.shape) + 1 - (len(index) - 1)
-        index = (*index[:at], *[slice(None)] * missing, *index[at + 1 :])
-    refuse(index[0] != slice(None), "indexing the batch dimension")
-    simple = all(isinstance(i, int | slice) for i in index[1:])
-    refuse(not simple, "an index other than integers and slices")
-    return apply(x, ops.Slice(tuple(index[1:])))
+def _slice(
+    x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    dim %= len(x.shape) + 1
+    if dim == 0 and not start and (end is None or end == _ENDLESS) and step == 1:
+        return x
+    return _indexed(x, dim, slice(start, end, step))
 
 
-def concat(tensors: Any, dim: int = 0, *, axis: int | None = None) -> Any:
-    """Join along a dimension."""
-    dim = dim if axis is None else axis
+_ENDLESS = 2**63 - 1
+
+
+def _select(x: Value, dim: int, index: int) -> Any:
+    return _indexed(x, dim % (len(x.shape) + 1), index)
+
+
+def _indexed(x: Value, dim: int, index: slice | int) -> Any:
+    refuse(dim == 0, "indexing the batch dimension")
+    return apply(x, ops.Slice((*[slice(None)] * (dim - 1), index)))
+
+
+def _index(x: Value, indices: Any) -> Any:
+    raise NotImplementedError("an index other than integers and slices")
+
+
+def _concat(tensors: Sequence[Any], dim: int = 0) -> Any:
     refuse(not all(isinstance(t, Value) for t in tensors), "concatenation with a constant")
     dim %= len(tensors[0].shape) + 1
     refuse(dim == 0, "concatenation along the batch")
     return apply(tuple(tensors), ops.Concat(dim))
 
 
-def size(x: Value, dim: int | None = None) -> Any:
-    """Return the shape, the batch size being a symbol."""
-    shape = (BATCH, *x.shape)
-    return shape if dim is None else shape[dim]
-
-
-def get_attribute(x: Any, name: str) -> Any:
-    """`x.shape`."""
-    refuse(name != "shape", f"attribute {name!r}")
-    return size(x)
-
-
-def unflatten(x: Value, dim: int, sizes: tuple[int, ...]) -> Any:
-    """Split a dimension."""
+def _unflatten(x: Value, dim: int, sizes: Sequence[int]) -> Any:
     dim %= len(x.shape) + 1
     refuse(dim == 0, "unflattening the batch dimension")
-    return reshape(x, BATCH, *x.shape[: dim - 1], *sizes, *x.shape[dim:])
+    return _reshape(x, (-1, *x.shape[: dim - 1], *sizes, *x.shape[dim:]))
+
+
+def _unsqueeze(x: Value, dim: int) -> Any:
+    dim %= len(x.shape) + 2
+    refuse(dim == 0, "a dimension before the batch")
+    return apply(x, ops.Reshape((*x.shape[: dim - 1], 1, *x.shape[dim - 1 :])))
+
+
+def _squeeze(x: Value, dims: int | Sequence[int] | None = None) -> Any:
+    """Drop dimensions of size one; the batch, of another size when recorded, stays."""
+    rank = len(x.shape) + 1
+    given = range(rank) if dims is None else [dims] if isinstance(dims, int) else dims
+    dropped = {d % rank for d in given}
+    kept = tuple(s for d, s in enumerate(x.shape, start=1) if s != 1 or d not in dropped)
+    return x if kept == x.shape else apply(x, ops.Reshape(kept))
+
+
+aten = torch.ops.aten
+
+CONVERTERS: dict[Any, Callable[..., Any]] = {
+    aten.flatten: _flatten,
+    aten.view: _reshape,
+    aten.reshape: _reshape,
+    aten._unsafe_view: _reshape,
+    aten.unflatten: _unflatten,
+    aten.unsqueeze: _unsqueeze,
+    aten.squeeze: _squeeze,
+    aten.permute: _permute,
+    aten.transpose: _transpose,
+    aten.pad: _pad,
+    aten.constant_pad_nd: _constant_pad,
+    aten.slice: _slice,
+    aten.select: _select,
+    aten.index: _index,
+    aten.cat: _concat,
+    aten.concat: _concat,
+}

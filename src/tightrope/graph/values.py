@@ -24,19 +24,16 @@ class Computed:
     """Stands for a tensor computed from parameters: it would be frozen at its present value."""
 
 
-class Batch:
-    """The batch size, as in `x.view(x.size(0), -1)`."""
-
-
-BATCH = Batch()
-
-
 @dataclass(frozen=True)
 class Apply:
-    """A request to append operations: the first reads `inputs`, each later one the previous."""
+    """A request to append operations: the first reads `inputs`, each later one the previous.
+
+    `first_of_several` says that the operator has several results, of which this is the first.
+    """
 
     inputs: tuple[Value, ...]
     operations: tuple[ops.Op, ...]
+    first_of_several: bool = False
 
 
 def apply(inputs: Value | tuple[Value, ...], *operations: ops.Op) -> Apply | Value:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.errors import UserError
-from tightrope.files import write_atomically
+from tightrope.files import write_bytes
 from tightrope.nets.messages import one_line
 from tightrope.nets.registry import check_shape
 
@@ -43,7 +43,7 @@ def export_onnx(module: nn.Module, input_shape: Sequence[int], path: str | Path)
     content = _to_onnx(network, batches[1])
     difference = _check(content, batches, outputs)
     try:
-        write_atomically(path, lambda temporary: temporary.write_bytes(content))
+        write_bytes(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {one_line(error)}") from error
     return difference

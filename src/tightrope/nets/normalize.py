@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tightrope.errors import UserError
+from tightrope.errors import UserError, shorten
 
 Numbers = float | Iterable[float]
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -70,5 +70,5 @@ def _as_tuple(name: str, values: Numbers) -> tuple[float, ...]:
     except (TypeError, ValueError, OverflowError):
         several, numbers = (), ()
     if not numbers or len(numbers) < len(several) or not all(map(math.isfinite, numbers)):
-        raise UserError(f"normalisation {name} must be finite numbers, got {values!r}")
+        raise UserError(f"normalisation {name} must be finite numbers, got {shorten(values)}")
     return numbers

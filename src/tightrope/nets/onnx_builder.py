@@ -9,8 +9,8 @@ when an operation needs their shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,12 @@ from torch import Tensor
 from tightrope.graph import Graph, Node, evaluate, ops
 from tightrope.graph.graph import prune
 from tightrope.graph.values import refuse
-from tightrope.nets.messages import one_line
+from tightrope.nets.messages import one_line, short
+from tightrope.nets.onnx_dimensions import Shape, Sizes, broadcast, check_rank
 
-Shape = tuple[int, ...]
 Array = np.ndarray[Any, Any]
+
+MOST_INTEGERS = 64
 
 
 def sample_shape(shape: Shape) -> Shape:
@@ -71,23 +73,43 @@ class Call:
         return found
 
     def integers(self, index: int, attribute: str | None = None) -> list[int] | None:
-        """Return an optional constant as a list of integers."""
+        """Return an optional constant as a list of a few integers: axes, sizes, positions."""
         found = self.constant(index, attribute)
-        return None if found is None else [int(i) for i in found.reshape(-1)]
+        if found is None:
+            return None
+        refuse(found.size > MOST_INTEGERS, f"a list of {found.size} numbers")
+        refuse(found.size > 0 and found.dtype.kind not in "iu", f"a list of {found.dtype}")
+        return [int(i) for i in found.reshape(-1)]
 
     def get(self, attribute: str, default: Any) -> Any:
         """Return an attribute."""
         return self.attributes.get(attribute, default)
 
 
+@dataclass(frozen=True)
+class Named:
+    """An ONNX value that a position of a graph holds, perhaps in another shape."""
+
+    name: str
+    shape: Shape
+
+
+# Which ONNX values the positions of a graph hold.
+Held = dict[int, list[Named]]
+
+
 class Builder:
     """Collects the graph's nodes."""
 
-    def __init__(self, input_shape: Shape, dtype: torch.dtype) -> None:
+    def __init__(self, input_shape: Shape, dtype: torch.dtype, sizes: Sizes) -> None:
         self.dtype = dtype
         self.name = "input"
+        self.sizes = sizes
+        self.input = Value(0, input_shape)
         self.nodes = [Node("input", ops.Input(), (), sample_shape(input_shape))]
         self.reshaped: dict[tuple[int, Shape], int] = {}
+        self.held: Held = {}
+        sizes.hold_value(input_shape, "the input")
 
     def apply(self, value: Value, *operations: ops.Op, to: Shape | None = None) -> Value:
         """Append operations on samples of their natural shape; `to` is the ONNX shape at the end.
@@ -113,18 +135,18 @@ class Builder:
         return self.reshaped[position, shape]
 
     def append(self, op: ops.Op, *inputs: int) -> int:
-        """Append one operation and return its position; the shape is found by evaluation."""
-        probes = [torch.zeros(1, *self.nodes[i].shape, dtype=self.dtype) for i in inputs]
-        try:
-            out = evaluate.RULES[type(op)](op, *probes)
-        except (RuntimeError, IndexError) as error:
-            raise NotImplementedError(one_line(error)) from None
-        self.nodes.append(Node(self.name, op, inputs, tuple(out.shape[1:])))
+        """Append one operation and return its position; nothing is computed but its shape."""
+        shapes = [self.nodes[i].shape for i in inputs]
+        shape = _shape_of(op, shapes, self.dtype)
+        self.sizes.hold_value(shape, f"the result of {short(self.name)}")
+        self.sizes.multiply(_products(op, shape), short(self.name))
+        self.nodes.append(Node(self.name, op, inputs, shape))
         return len(self.nodes) - 1
 
     def place(self, position: int, shape: Shape) -> Value:
         """Return the node's result as a value of an ONNX shape."""
         have = self.nodes[position].shape
+        check_rank(shape)
         refuse(math.prod(have) != math.prod(shape), f"shape {have} where {shape} was expected")
         return Value(position, shape)
 
@@ -135,17 +157,59 @@ class Builder:
         refuse(tensor.dtype != self.dtype, f"constants of type {array.dtype}")
         return tensor
 
-    def finish(self, output: Value) -> Graph:
-        """Return the graph with a flat output."""
+    def hold(self, value: Value, name: str) -> None:
+        """Take note of the ONNX name of a value."""
+        self.held.setdefault(value.position, []).append(Named(name, value.shape))
+
+    def finish(self, output: Value) -> tuple[Graph, Held]:
+        """Return the graph with a flat output, and what its positions hold."""
         end = self.at(output, (math.prod(output.shape),))
-        return _fuse_biases(prune(self.nodes, end))
+        graph, places = prune(self.nodes, end)
+        return graph, {places[i]: held for i, held in self.held.items() if i in places}
 
 
 Converter = Callable[[Builder, Call], Value]
 
+_KEEP_SHAPE = (ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh)
 
-def _fuse_biases(graph: Graph) -> Graph:
-    """Make a constant that is added to the result of a layer its bias; nothing is rounded."""
+
+def _shape_of(op: ops.Op, shapes: Sequence[Shape], dtype: torch.dtype) -> Shape:
+    """Return the shape of an operation's result without computing it."""
+    first = shapes[0]
+    if isinstance(op, _KEEP_SHAPE):
+        return first
+    if isinstance(op, ops.Linear):
+        refuse(first[-1:] != op.weight.shape[1:], f"a layer of {op.weight.shape[1]} inputs")
+        return (*first[:-1], len(op.weight))
+    if isinstance(op, ops.Shift | ops.Scale):
+        constant = op.offset if isinstance(op, ops.Shift) else op.factor
+        fits = broadcast(first, tuple(constant.shape)) == first
+        refuse(not fits, f"a constant of shape {tuple(constant.shape)} for samples of {first}")
+        return first
+    probes = [torch.empty(1, *shape, dtype=dtype, device="meta") for shape in shapes]
+    try:
+        result = evaluate.RULES[type(op)](op.map_tensors(lambda t: t.to("meta")), *probes)
+    except (RuntimeError, IndexError) as error:
+        raise NotImplementedError(one_line(error)) from None
+    return tuple(result.shape[1:])
+
+
+def _products(op: ops.Op, after: Shape) -> int:
+    """Return how many numbers are multiplied, or looked at."""
+    if isinstance(op, ops.Linear):
+        return math.prod(after) * op.weight.shape[1]
+    if isinstance(op, ops.Conv2d):
+        return math.prod(after) * op.weight[0].numel()
+    if isinstance(op, ops.AvgPool | ops.MaxPool):
+        return math.prod(after) * math.prod(op.kernel)
+    return math.prod(after)
+
+
+def fuse_biases(graph: Graph, held: Held) -> tuple[Graph, Held]:
+    """Make a constant that is added to the result of a layer its bias; nothing is rounded.
+
+    The layer then holds what the addition held. A graph without such additions is returned itself.
+    """
     readers = graph.consumers()
     merged: dict[int, ops.Op] = {}
     fused = set()
@@ -157,10 +221,19 @@ def _fuse_biases(graph: Graph) -> Graph:
         bias = _as_bias(node.op, graph.nodes[before])
         if bias is not None and len(readers[before]) == 1:
             assert isinstance(layer, ops.Linear | ops.Conv2d)
-            fields = {name: getattr(layer, name) for name in layer.__dataclass_fields__}
-            merged[before] = type(layer)(**{**fields, "bias": bias})
+            merged[before] = replace(layer, bias=bias)
             fused.add(i)
-    return graph.replace_ops(merged).without(fused)
+    if not fused:
+        return graph, held
+    after: Held = {}
+    places: list[int] = []
+    kept = 0
+    for i, node in enumerate(graph.nodes):
+        places.append(places[node.inputs[0]] if i in fused else kept)
+        kept += i not in fused
+        if i in held and i not in merged:
+            after[places[i]] = held[i]
+    return graph.replace_ops(merged).without(fused), after
 
 
 def _as_bias(shift: ops.Shift, layer: Node) -> Tensor | None:

@@ -1,15 +1,15 @@
 """Networks from ONNX files, of whatever program.
 
-The graph of a file is handed out only after onnxruntime has computed the same from the file on
-random inputs of several magnitudes.
+A file is read in this order: what it consists of is accepted or refused (`onnx_structure`); its
+nodes are converted, with the size of every value known before anything is computed
+(`onnx_convert`); only then onnxruntime gets to see it. The graph is handed out after onnxruntime
+has computed the same from the file, node by node (`onnx_check`).
 """
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import math
-import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tightrope.box import Box
+from tightrope.deadline import Deadline
 from tightrope.errors import UserError
-from tightrope.graph import Graph, evaluate
-from tightrope.nets.messages import one_line
-from tightrope.nets.onnx_builder import Shape, sample_shape
-from tightrope.nets.onnx_convert import convert, opset_version
-
-# Differences that rounding explains: multiples of the unit roundoff times the largest output and
-# times the largest number on the way to it, and of the difference that our own rounding makes.
-OUTPUT_ROUNDOFFS = 128
-INNER_ROUNDOFFS = 4
-OWN_ROUNDING = 32
-SCALES = (0.0, 1e-3, 0.1, 1.0, 10.0, 1e3)
+from tightrope.graph import Graph
+from tightrope.nets.messages import short
+from tightrope.nets.onnx_builder import Builder, fuse_biases, sample_shape
+from tightrope.nets.onnx_check import Checker
+from tightrope.nets.onnx_convert import convert
+from tightrope.nets.onnx_dimensions import Sizes
+from tightrope.nets.onnx_file import load
+from tightrope.nets.onnx_runtime import Network, session
+from tightrope.nets.onnx_structure import accept, strip
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +38,14 @@ class OnnxNetwork:
     graph: Graph
     input_shape: tuple[int, ...]
     output_size: int
-    dtype: torch.dtype
-    session: Any
     batched: bool
-    onnx_shape: Shape
+    reference: Network
+    checker: Checker
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of inputs and outputs."""
+        return self.reference.dtype
 
     def run(self, x: Tensor) -> Tensor:
         """Run the file itself with onnxruntime on a batch: [N, *input_shape] to [N, output_size].
@@ -50,15 +54,24 @@ class OnnxNetwork:
         """
         if not len(x):
             return torch.empty(0, self.output_size, dtype=self.dtype, device=x.device)
-        return _run(self.session, self.onnx_shape, x.to(self.dtype), self.batched).to(x.device)
+        return self.reference.run(x.to(self.dtype), batched=self.batched).to(x.device)
+
+    def check(self, boxes: Sequence[Box], deadline: Deadline | None = None) -> None:
+        """Raise an error unless graph and file agree at points of these boxes, batches of one.
+
+        Of many boxes a few are looked at: the effort is that of reading the file.
+        """
+        self.checker.check_boxes(boxes, deadline or Deadline())
 
 
-def read_onnx(path: Path) -> OnnxNetwork:
+def read_onnx(path: Path, deadline: Deadline | None = None) -> OnnxNetwork:
     """Read an ONNX file, plain or compressed (`.onnx.gz`), into a graph that computes the same."""
     _require_packages()
-    model = _load(path)
+    deadline = deadline or Deadline()
+    model = load(path, deadline)
     try:
-        return _from_model(model)
+        with torch.no_grad():
+            return _from_model(model, deadline)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error.__cause__
 
@@ -73,150 +86,21 @@ def _require_packages() -> None:
             ) from None
 
 
-def _load(path: Path) -> Any:
-    import onnx
-
+def _from_model(model: Any, deadline: Deadline) -> OnnxNetwork:
+    accepted = accept(model)
+    name, dtype = accepted.name, accepted.dtype
+    fixed = tuple(1 if size is None else size for size in accepted.shape)
+    sizes = Sizes()
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot read {path}: {reason}") from None
-    try:
-        model = onnx.load_model_from_string(content)
-        onnx.load_external_data_for_model(model, str(path.parent))
-    except Exception as error:  # protobuf's exceptions are not public
-        raise UserError(f"{path} is not an ONNX file: {one_line(error)}") from None
-    if not model.graph.node or not model.graph.output:
-        raise UserError(f"{path} is not an ONNX file: it holds no network")
-    return model
-
-
-def _from_model(model: Any) -> OnnxNetwork:
-    opset_version(model)
-    name, shape, dtype = _input(model)
-    if len(model.graph.output) != 1:
-        names = ", ".join(output.name for output in model.graph.output)
-        raise UserError(f"expected one output, got {len(model.graph.output)}: {names}")
-    session = _session(model)
-    free_batch = shape[0] is None
-    fixed = tuple(1 if size is None else size for size in shape)
-    try:
-        with torch.no_grad():
-            graph = convert(model, name, fixed, dtype)
-    except RecursionError as error:  # pragma: no cover - protobuf limits nesting before
-        raise UserError("the file is nested too deep") from error
-    size = math.prod(graph.output_shape)
-    points = _points(graph.input_shape, dtype)
-    one_by_one = _run(session, fixed, points, False)
-    batched = free_batch and _runs_batches(session, fixed, points, one_by_one)
-    _compare(graph, points, one_by_one)
-    return OnnxNetwork(graph, sample_shape(fixed), size, dtype, session, batched, fixed)
-
-
-def _input(model: Any) -> tuple[str, tuple[int | None, ...], torch.dtype]:
-    """Return name, shape (None for a free batch size) and type of the one input."""
-    from onnx import TensorProto
-
-    stored = {tensor.name for tensor in model.graph.initializer}  # old files list these as inputs
-    inputs = [given for given in model.graph.input if given.name not in stored]
-    if len(inputs) != 1:
-        names = ", ".join(given.name for given in inputs) or "none"
-        raise UserError(f"expected one input, got {len(inputs)}: {names}")
-    kind = inputs[0].type.tensor_type
-    types = {TensorProto.FLOAT: torch.float32, TensorProto.DOUBLE: torch.float64}
-    if kind.elem_type not in types:
-        raise UserError(f"the input {inputs[0].name!r} must be of type float32 or float64")
-    sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim]
-    shape = tuple(size if size > 0 else None for size in sizes)
-    if not shape or None in shape[1:] or shape == (None,):
-        raise UserError(
-            f"the input {inputs[0].name!r} has no fixed shape: only its first dimension, "
-            "the batch, may be free"
-        )
-    return inputs[0].name, shape, types[kind.elem_type]
-
-
-def _session(model: Any) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # fatal ones only: errors come as exceptions
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    try:
-        content = model.SerializeToString()
-        return onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions share no public base class
-        raise UserError(f"onnxruntime cannot run the network: {one_line(error)}") from error
-
-
-def _run(session: Any, shape: Shape, x: Tensor, batched: bool) -> Tensor:
-    stored = {given.name for given in session.get_overridable_initializers()}
-    name = next(given.name for given in session.get_inputs() if given.name not in stored)
-    samples = x.detach().cpu()
-    try:
-        if batched:
-            parts = [samples.reshape(len(x), *shape[1:])]
-        else:
-            parts = [sample.reshape(shape) for sample in samples]
-        results = [session.run(None, {name: part.contiguous().numpy()})[0] for part in parts]
-    except Exception as error:  # as above; also shapes that do not fit
-        raise UserError(f"onnxruntime cannot run the network: {one_line(error)}") from error
-    rows = len(x) if batched else 1
-    return torch.cat([torch.from_numpy(result).reshape(rows, -1) for result in results])
-
-
-def _points(shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Return random inputs of several magnitudes, from a generator of our own."""
-    generator = torch.Generator().manual_seed(0)
-    normal = torch.randn(len(SCALES), 2, *shape, generator=generator, dtype=dtype)
-    scaled = torch.cat([scale * x for scale, x in zip(SCALES, normal, strict=True)])
-    return torch.cat([scaled, torch.rand(2, *shape, generator=generator, dtype=dtype)])
-
-
-def _runs_batches(session: Any, shape: Shape, points: Tensor, one_by_one: Tensor) -> bool:
-    """Return whether samples can be run together; a free batch size alone does not tell."""
-    try:
-        together = _run(session, shape, points, True)
-    except (UserError, RuntimeError):
-        return False
-    if together.shape != one_by_one.shape:
-        return False
-    finite = torch.isfinite(one_by_one).all(1)
-    difference = (together - one_by_one)[finite].abs().amax(1)
-    return bool((difference <= 1e-4 * one_by_one[finite].abs().amax(1)).all())
-
-
-@torch.no_grad()
-def _compare(graph: Graph, points: Tensor, theirs: Tensor) -> None:
-    """Raise an error unless the graph computes the same up to rounding."""
-    ours = graph(points)
-    if ours.shape != theirs.shape:
-        raise UserError(f"onnxruntime gives {theirs.shape[1]} outputs, not {ours.shape[1]}")
-    finite = torch.isfinite(theirs).all(1)
-    if not bool(finite.any()):
-        raise UserError("the network gives infinite or NaN outputs")
-    points, ours, theirs = points[finite], ours[finite].double(), theirs[finite].double()
-    if not bool(torch.isfinite(ours).all()):
-        raise UserError("the converted network overflows where onnxruntime does not")
-    allowed = _rounding(graph.to(torch.float64), points, ours)
-    difference = (ours - theirs).abs().amax(1)
-    if not bool((difference <= allowed).all()):  # written so that NaN fails too
-        worst = int((difference - allowed).argmax())
-        raise UserError(
-            f"the converted network differs from onnxruntime by {difference[worst]:.3g}, more "
-            f"than rounding explains ({allowed[worst]:.3g}); this file is not supported"
-        )
-
-
-def _rounding(exact: Graph, x: Tensor, ours: Tensor) -> Tensor:
-    """Return the largest difference of each sample that rounding explains."""
-    everything = exact.propagate(evaluate.RULES, x.double(), keep=range(len(exact.nodes)))
-    inner = torch.stack([value.flatten(1).abs().amax(1) for value in everything.values()]).amax(0)
-    output = everything[len(exact.nodes) - 1]
-    own = (ours - output).abs().amax(1)
-    outer = output.abs().amax(1)
-    unit = max(torch.finfo(x.dtype).eps, 1e-14)  # in float64 we have no own rounding to go by
-    return unit * (OUTPUT_ROUNDOFFS * outer + INNER_ROUNDOFFS * inner) + OWN_ROUNDING * own
+        builder = Builder(fixed, dtype, sizes)
+    except NotImplementedError as error:
+        raise UserError(f"the input {short(name)}: {error}") from error
+    steps = convert(model, accepted, builder, deadline)
+    graph = fuse_biases(*steps)
+    strip(model, accepted.nodes)
+    running = session(model, double=dtype == torch.float64)
+    reference = Network(running, name, fixed, dtype)
+    checker = Checker(model, steps, graph, sizes, reference)
+    batched = checker.check(deadline, free_batch=accepted.shape[0] is None)
+    size = graph[0].output_shape[0]
+    return OnnxNetwork(graph[0], sample_shape(fixed), size, batched, reference, checker)

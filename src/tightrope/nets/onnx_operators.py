@@ -13,15 +13,9 @@ import torch
 
 from tightrope.graph import ops
 from tightrope.graph.values import refuse
+from tightrope.nets import onnx_dimensions as dimensions
 from tightrope.nets import onnx_shapes, onnx_windows
-from tightrope.nets.onnx_builder import Array, Builder, Call, Converter, Shape, Value, sample_shape
-
-
-def _broadcast(a: Shape, b: Shape) -> Shape:
-    try:
-        return tuple(np.broadcast_shapes(a, b))
-    except ValueError:
-        raise NotImplementedError(f"shapes {a} and {b} do not fit") from None
+from tightrope.nets.onnx_builder import Array, Builder, Call, Converter, Value, sample_shape
 
 
 def _float32(default: float) -> float:
@@ -33,7 +27,7 @@ def _elementwise(
     build: Builder, value: Value, constant: Array, *steps: tuple[type[ops.Op], bool] | ops.Op
 ) -> Value:
     """Apply operations with one and the same constant, aligned with the value's samples."""
-    shape = _broadcast(value.shape, constant.shape)
+    shape = dimensions.broadcast(value.shape, constant.shape)
     refuse(math.prod(shape) != math.prod(value.shape), f"{value.shape} is repeated to {shape}")
     have = build.nodes[value.position].shape
     if constant.size == 1:
@@ -60,7 +54,7 @@ def _negation(build: Builder) -> ops.Scale:
 
 
 def _join(build: Builder, a: Value, b: Value, op: ops.Op) -> Value:
-    shape = _broadcast(a.shape, b.shape)
+    shape = dimensions.broadcast(a.shape, b.shape)
     for value in (a, b):
         refuse(math.prod(shape) != math.prod(value.shape), f"{value.shape} is repeated to {shape}")
     common = sample_shape(shape)
@@ -137,13 +131,6 @@ def _product(build: Builder, a: Value | Array, b: Value | Array) -> Value:
     return _matrix_times(build, a, b)
 
 
-def _product_shape(a: Shape, b: Shape) -> Shape:
-    try:
-        return tuple(np.matmul(np.empty(a, np.bool_), np.empty(b, np.bool_)).shape)
-    except ValueError:
-        raise NotImplementedError(f"product of shapes {a} and {b}") from None
-
-
 def _as_matrix(constant: Array) -> Array:
     refuse(constant.size != math.prod(constant.shape[-2:]), "a constant that is many matrices")
     return constant.reshape(constant.shape[-2:])
@@ -151,8 +138,7 @@ def _as_matrix(constant: Array) -> Array:
 
 def _times_matrix(build: Builder, value: Value, constant: Array) -> Value:
     """`value @ constant`: a linear layer over the value's last dimension."""
-    refuse(not value.shape or not constant.ndim, "product with a number")
-    shape = _product_shape(value.shape, constant.shape)
+    shape = dimensions.product(value.shape, constant.shape)
     matrix = _as_matrix(constant) if constant.ndim > 1 else constant.reshape(-1, 1)
     # One row is a vector, as everywhere else, however many dimensions of size one it has.
     last = value.shape[-1]
@@ -164,8 +150,7 @@ def _times_matrix(build: Builder, value: Value, constant: Array) -> Value:
 
 def _matrix_times(build: Builder, constant: Array, value: Value) -> Value:
     """`constant @ value`: a linear layer over the value's last dimension but one."""
-    refuse(not value.shape or not constant.ndim, "product with a number")
-    shape = _product_shape(constant.shape, value.shape)
+    shape = dimensions.product(constant.shape, value.shape)
     matrix = _as_matrix(constant) if constant.ndim > 1 else constant.reshape(1, -1)
     linear = ops.Linear(build.tensor(matrix), None)
     inner = constant.shape[-1]
@@ -186,7 +171,8 @@ def _gemm(build: Builder, call: Call) -> Value:
     )
     assert a is not None and b is not None
     product = _product(build, a, b)
-    alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    alpha, beta = float(call.get("alpha", 1.0)), float(call.get("beta", 1.0))
+    refuse(not (math.isfinite(alpha) and math.isfinite(beta)), f"alpha={alpha}, beta={beta}")
     if alpha != 1:
         product = build.apply(product, ops.Scale(torch.tensor(alpha, dtype=build.dtype)))
     addend = call.inputs[2] if len(call.inputs) > 2 else None
@@ -225,15 +211,11 @@ def _reduce(build: Builder, call: Call) -> Value:
     value = call.value()
     rank = len(value.shape)
     axes = call.integers(1, "axes")
-    if not axes:
-        if call.get("noop_with_empty_axes", 0):
-            return value
-        axes = list(range(rank))
-    reduced = sorted({axis % rank for axis in axes})
+    if not axes and call.get("noop_with_empty_axes", 0):
+        return value
+    reduced = sorted(dimensions.axes_of(axes or range(rank), rank))
     kept = [axis for axis in range(rank) if axis not in reduced]
-    shape = tuple(1 if axis in reduced else size for axis, size in enumerate(value.shape))
-    if not call.get("keepdims", 1):
-        shape = tuple(value.shape[axis] for axis in kept)
+    shape = dimensions.reduced(value.shape, reduced, bool(call.get("keepdims", 1)))
     count = math.prod(value.shape[axis] for axis in reduced)
     if call.kind == "ReduceMean" and reduced == [2, 3] and rank == 4 and value.shape[0] == 1:
         return onnx_windows.global_average(build, value, shape)
@@ -259,10 +241,12 @@ def _leaky(build: Builder, call: Call) -> Value:
 
 
 def _prelu(build: Builder, call: Call) -> Value:
-    slopes = call.constant(1)
-    assert slopes is not None
+    value, slopes = call.value(), call.constant(1)
+    assert slopes is not None and slopes.size
     refuse(bool((slopes != slopes.flat[0]).any()), "several slopes")
-    return _leaky_with(build, call.value(), float(slopes.flat[0]))
+    shape = dimensions.broadcast(value.shape, slopes.shape)
+    refuse(shape != value.shape, f"slopes of shape {slopes.shape} for {value.shape}")
+    return _leaky_with(build, value, float(slopes.flat[0]))
 
 
 def _leaky_with(build: Builder, value: Value, slope: float) -> Value:

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightrope.errors import UserError, unknown_name
+from tightrope.errors import UserError, shorten, unknown_name
+from tightrope.limits import NET_ARGUMENT, NET_INPUTS, NET_LAYERS, NET_PARAMETERS, Limit
 from tightrope.nets import architectures
+from tightrope.nets.messages import one_line
 from tightrope.nets.normalize import Normalize, Numbers, check_statistics
 
-# Far above anything sensible; they keep a damaged model.json from exhausting the machine.
-LARGEST_ARGUMENT = 65536
-LARGEST_INPUT = 2**31
+# Settings that are numbers of layers, not of neurons.
+LAYERS = ("depth", "blocks")
+MOST_DIMENSIONS = 8
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ class NetSpec:
         if isinstance(default, bool):
             if isinstance(value, bool):
                 return value
-            raise UserError(f"{name} of {self.name!r} must be true or false, got {value!r}")
-        return check_count(f"{name} of {self.name!r}", value)
+            raise UserError(f"{name} of {self.name!r} must be true or false, got {shorten(value)}")
+        limit = NET_LAYERS if name in LAYERS else NET_ARGUMENT
+        return check_count(f"{name} of {self.name!r}", value, limit)
 
 
 NETS: dict[str, NetSpec] = {
@@ -128,18 +131,32 @@ def build(
     given = {"width": width, "batch_norm": batch_norm, **arguments}
     shape = check_shape(input_shape)
     classes = check_count("number of classes", num_classes)
-    net = spec.builder(shape, classes, **spec.resolve(given))
+    settings = spec.resolve(given)
+    _check_size(spec, shape, classes, settings)
+    net = spec.builder(shape, classes, **settings)
     if normalize is None:
         return net
     mean, std = check_statistics(normalize, shape)
     return nn.Sequential(Normalize(mean, std, len(shape)), *net)
 
 
-def check_count(what: str, value: Any) -> int:
+def _check_size(
+    spec: NetSpec, shape: tuple[int, ...], classes: int, settings: Mapping[str, int | bool]
+) -> None:
+    """Refuse a network whose weights would fill the memory."""
+    try:
+        with torch.device("meta"):  # shapes only: costs nothing even for an absurd width
+            net = spec.builder(shape, classes, **settings)
+    except RuntimeError as error:
+        raise UserError(f"{spec.name} would be too large: {one_line(error)}") from error
+    NET_PARAMETERS.check(sum(p.numel() for p in net.parameters()), f"the network {spec.name}")
+
+
+def check_count(what: str, value: Any, limit: Limit = NET_ARGUMENT) -> int:
     """Return `value` if it is a sensible number of things."""
-    if type(value) is not int or not 1 <= value <= LARGEST_ARGUMENT:
+    if type(value) is not int or not 1 <= value <= limit.value:
         raise UserError(
-            f"{what} must be a whole number from 1 to {LARGEST_ARGUMENT}, got {value!r}"
+            f"{what} must be a whole number from 1 to {limit.value}, got {shorten(value)}"
         )
     return value
 
@@ -151,8 +168,9 @@ def check_shape(value: Any) -> tuple[int, ...]:
     except TypeError:
         shape = ()
     whole = all(type(size) is int and size >= 1 for size in shape)
-    if not shape or not whole or math.prod(shape) > LARGEST_INPUT:
+    if not whole or not 1 <= len(shape) <= MOST_DIMENSIONS:
         raise UserError(
-            f"input shape must be positive whole numbers such as (1, 28, 28), got {value!r}"
+            f"input shape must be positive whole numbers such as (1, 28, 28), got {shorten(value)}"
         )
+    NET_INPUTS.check(math.prod(shape), f"input shape {shorten(shape)}")
     return shape

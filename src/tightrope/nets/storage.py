@@ -16,15 +16,18 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from tightrope.errors import UserError
-from tightrope.files import read_json, write_atomically, write_json
+from tightrope.errors import UserError, shorten
+from tightrope.files import read_json, write_bytes, write_json
+from tightrope.limits import WEIGHTS_BYTES
 from tightrope.nets import registry
 from tightrope.nets.messages import one_line
 from tightrope.nets.normalize import Statistics, check_statistics
+from tightrope.reading import open_regular, read_bytes
 
 FORMAT = 1
 WEIGHTS_FILE = "model.safetensors"
 ARCHITECTURE_FILE = "model.json"
+MOST_HEADER_BYTES = 1 << 22  # a name, a shape and a place for each of a few thousand tensors
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,14 @@ class Architecture:
         _check_format(value)
         normalize, arguments = value["normalize"], value["arguments"]
         if not isinstance(value["architecture"], str):
-            raise UserError(f"architecture must be a name, got {value['architecture']!r}")
+            raise UserError(f"architecture must be a name, got {shorten(value['architecture'])}")
         if not isinstance(arguments, dict):
-            raise UserError(f"arguments must be a table of settings, got {arguments!r}")
+            raise UserError(f"arguments must be a table of settings, got {shorten(arguments)}")
         if normalize is not None:
             if not isinstance(normalize, dict) or set(normalize) != {"mean", "std"}:
-                raise UserError(f"normalize must hold mean and std or be null, got {normalize!r}")
+                raise UserError(
+                    f"normalize must hold mean and std or be null, got {shorten(normalize)}"
+                )
             normalize = (normalize["mean"], normalize["std"])
         shape, classes = value["input_shape"], value["num_classes"]
         return cls(value["architecture"], shape, classes, normalize, arguments)
@@ -101,7 +106,7 @@ def save(module: nn.Module, architecture: Architecture, folder: str | Path) -> N
     _check_tensors(tensors, architecture, "of the network to save")
     # Not save_file: it makes files that only their owner can read, whatever the umask.
     content = safetensors.torch.save(tensors)
-    write_atomically(folder / WEIGHTS_FILE, lambda path: path.write_bytes(content))
+    write_bytes(folder / WEIGHTS_FILE, content)
     write_json(folder / ARCHITECTURE_FILE, architecture.to_json())
 
 
@@ -126,7 +131,7 @@ def load_architecture(folder: str | Path) -> Architecture:
     path = Path(folder) / ARCHITECTURE_FILE
     try:
         content = read_json(path, "the architecture of the network")
-    except (OSError, RecursionError) as error:
+    except OSError as error:
         raise UserError(f"cannot read {path}: {one_line(error)}") from error
     try:
         return Architecture.from_json(content)
@@ -146,27 +151,33 @@ def _check_format(value: Any) -> None:
     expected = {"format", "architecture", "arguments", "input_shape", "num_classes", "normalize"}
     for problem, keys in (("missing", expected - set(value)), ("unknown", set(value) - expected)):
         if keys:
-            raise UserError(f"damaged: {problem} {', '.join(map(repr, sorted(keys)))}")
+            raise UserError(f"damaged: {problem} {', '.join(map(shorten, sorted(keys)[:5]))}")
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
-        return safetensors.torch.load_file(path)
+        with open_regular(path) as file:
+            start = file.read(9)
+        if int.from_bytes(start[:8], "little") > MOST_HEADER_BYTES or start[8:] != b"{":
+            raise UserError(f"{path} is damaged: not safetensors (it has no header)")
+        return safetensors.torch.load(read_bytes(path, WEIGHTS_BYTES))
     except FileNotFoundError:
         raise UserError(f"{path} is missing (the weights of the network)") from None
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is damaged: not safetensors ({one_line(error)})") from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way at all
         raise UserError(f"cannot read {path}: {one_line(error)}") from error
 
 
 def _check_tensors(found: dict[str, Tensor], architecture: Architecture, where: str) -> None:
     """Refuse tensors that are not finite weights of the architecture."""
     try:
-        with torch.device("meta"):  # shapes only: costs nothing even for an absurd width
+        with torch.device("meta"):  # only its shapes are needed
             expected = architecture.build().state_dict()
-    except RuntimeError as error:
-        raise UserError(f"{architecture.name} would be too large: {one_line(error)}") from error
+    except UserError as error:
+        raise UserError(f"the network of the weights {where} cannot be built: {error}") from None
     problem = _first_mismatch(found, expected)
     if problem:
         raise UserError(f"the weights {where} do not belong to {architecture.name}: {problem}")

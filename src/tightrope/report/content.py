@@ -30,6 +30,7 @@ class Sample:
     stage: str
     margin: float | None
     counterexample: str | None = None
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True)

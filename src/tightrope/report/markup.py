@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tightrope.errors import printable
+
 FILES = Path(__file__).parent / "page"
 _VOID = frozenset({"br", "img", "input", "meta"})
 
@@ -30,8 +32,9 @@ def escape(content: Content) -> Markup:
     if isinstance(content, Markup):
         return content
     text = "" if content is None else str(content)
-    # Lone surrogates (a damaged file name) cannot be written as UTF-8.
-    return Markup(html.escape(text.encode("utf-8", "replace").decode("utf-8"), quote=True))
+    # What cannot be seen must not be there: no NUL, no lone surrogate, no reversed writing.
+    lines = [printable(line) for line in text.split("\n")]
+    return Markup(html.escape("\n".join(lines), quote=True))
 
 
 def join(*parts: Content, by: str = "") -> Markup:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tightrope.files import write_bytes
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Point:
 
 
 def draw_scatter(points: Sequence[Point], path: Path) -> Path | None:
-    """Draw the points into an image file; None without points or without matplotlib.
+    """Draw the points into a PNG file; None without points or without matplotlib.
 
     A thin line goes from what is certified up to what an attack left standing: the exact robust
     accuracy lies on it.
@@ -58,7 +61,8 @@ def draw_scatter(points: Sequence[Point], path: Path) -> Path | None:
     axes.margins(0.2)
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
     plt.close(figure)
+    write_bytes(path, buffer.getvalue(), own_folder=True)
     return path

@@ -24,11 +24,11 @@ from tightrope.certification.complete import Problem, bound_nodes, robustness
 from tightrope.certification.properties import Ball, Samples
 from tightrope.certification.subjects import Subject
 from tightrope.domains import milp
-from tightrope.files import write_json, write_text
+from tightrope.files import open_to_append, write_json, write_text
 from tightrope.graph import Graph, trace
 from tightrope.precision import full_precision
-from tightrope.runs import Run
-from tightrope.study.measured import ESTIMATED, EXACT, SPLITS, read_lines
+from tightrope.runs import ESTIMATED, EXACT, SPLITS, Run
+from tightrope.study.measured import read_lines
 from tightrope.training.batchnorm import FixedModel, evaluation_model
 from tightrope.training.objectives import STAPS, TAPS, Objective
 from tightrope.training.objectives.propagation import evaluation_batch
@@ -61,7 +61,7 @@ def estimate_margins(run: Run, options: Mapping[str, Any], progress: Progress) -
             torch.manual_seed(batch_seed(0, first))
             margins = worst_margins(objective, model, x, y, float(examination.eps))
             found[name] += _rounded(margins)
-    settings = {**options, "classifier_relus": relus, "weights": run.fingerprint()}
+    settings = {**options, "classifier_relus": relus, **run.fingerprints()}
     write_json(run.folder / ESTIMATED, {"settings": settings, "margins": found})
 
 
@@ -77,7 +77,7 @@ def measure_splits(run: Run, options: Mapping[str, Any], progress: Progress) -> 
             margins = worst_margins(TAPS(k, loss="taps"), model, x, y, float(examination.eps))
             robust[k] += int((margins < 0).sum())
     total = len(examination.indices)
-    settings = {**options, "weights": run.fingerprint()}
+    settings = {**options, **run.fingerprints()}
     accuracies = {str(k): count / total for k, count in robust.items()}
     write_json(run.folder / SPLITS, {"settings": settings, "accuracies": accuracies})
 
@@ -115,7 +115,7 @@ def exact_margins(
     where it was interrupted.
     """
     path = run.folder / EXACT
-    header = {**options, "tolerance": TOLERANCE, "weights": run.fingerprint()}
+    header = {**options, "tolerance": TOLERANCE, **run.fingerprints()}
     known = _earlier(path, header)
     # A sample that lacks only its comparison is done again as a whole.
     known = {i: r for i, r in known.items() if "milp" in r or i >= compared}
@@ -124,10 +124,10 @@ def exact_margins(
     examination = examine(run, options["eps"], samples, 0, None)
     subject = Subject.of(examination.module, examination.input_shape)
     done = len(known)
-    with path.open("a", encoding="utf-8") as file:
+    with open_to_append(path) as file:
         for index, problem, start, label in _problems(subject, examination, known):
             record = _solve(subject, problem, start, label, compare=index < compared)
-            file.write(json.dumps({"index": index, **record}) + "\n")
+            file.write(json.dumps({"index": index, **record}).encode() + b"\n")
             file.flush()
             done += 1
             progress(done, samples)

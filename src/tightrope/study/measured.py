@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +14,11 @@ import numpy as np
 
 from tightrope.errors import UserError
 from tightrope.files import read_json
-from tightrope.runs import Run
+from tightrope.reading import parse_json, read_records
+from tightrope.runs import ESTIMATED, EXACT, SPLITS, Run
 from tightrope.study.experiment import Claim, Verdict
 from tightrope.training.settings import Settings
 
-ESTIMATED, EXACT, SPLITS = "margins.json", "exact.jsonl", "splits.json"
 Array = np.ndarray
 _SUMMARY = {"samples", "natural", "adversarial", "certified", "unknown", "stages", "seconds"}
 _SUMMARY |= {"complete", "settings"}
@@ -61,6 +60,11 @@ class Measured:
             raise Missing(f"the certification of {self.name} is not finished")
         if not _is_summary(found):
             raise Damaged(f"the certification of {self.name} is damaged")
+        with _damaged():
+            changed = self.run.changes(found["settings"]) if self.run.weights.exists() else []
+        if changed:
+            names = " and ".join(changed)
+            raise Damaged(f"the certification of {self.name} is of another network: other {names}")
         return found
 
     @cached_property
@@ -309,10 +313,10 @@ def doubt(groups: Iterable[Sequence[float]]) -> str:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the records of a .jsonl file, without a last line that a kill left torn."""
-    content = path.read_bytes()
+    content = read_records(path)
     whole = content[: content.rfind(b"\n") + 1]
     try:
-        records = [json.loads(line) for line in whole.decode("utf-8").splitlines()]
+        records = [parse_json(line) for line in whole.decode("utf-8").splitlines()]
     except ValueError:
         raise UserError(f"{path} is damaged; remove it, and it is computed again") from None
     return records

@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tightrope.files import write_atomically, write_json, write_text
+from tightrope.files import write_bytes, write_json, write_text
 from tightrope.study.experiment import Claim, Picture, Result, Table
+
+# The names of all that is written here.
+NAMES = re.compile(r"table(-.+)?\.csv|(table|claims)\.(md|json)|.+\.(svg|png)")
 
 
 def write_result(result: Result, folder: Path) -> None:
@@ -103,14 +107,10 @@ def draw(pictures: Iterable[Picture], folder: Path) -> list[str] | None:
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=130, metadata=metadata)
             path = folder / f"{picture.name}.{kind}"
-            _write_bytes(path, buffer.getvalue())
+            write_bytes(path, buffer.getvalue())
             names.append(path.name)
         plt.close(figure)
     return names
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def _markdown(table: Table) -> list[str]:

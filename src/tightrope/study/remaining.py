@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tightrope import data
 from tightrope.errors import UserError
+from tightrope.limits import JSON_BYTES
 from tightrope.radius import format_radius, parse_radius
-from tightrope.runs import Run
-from tightrope.study.measured import ESTIMATED, EXACT, SPLITS, read_lines
+from tightrope.reading import parse_json, read_bytes
+from tightrope.runs import ESTIMATED, EXACT, SPLITS, Run
+from tightrope.study.measured import read_lines
 from tightrope.study.plans import Plan
 from tightrope.training.settings import Settings, read_toml
 
@@ -48,7 +50,22 @@ def _certified(plan: Plan, run: Run) -> bool:
         wanted["eps"] = format_radius(parse_radius(wanted["eps"]))
     if "stages" in wanted:
         wanted["stages"] = list(wanted["stages"])
-    return _same(settings, run, {k: v for k, v in wanted.items() if v is not None})
+    asked = {k: v for k, v in wanted.items() if v is not None}
+    return _same(settings, run, asked) and _same_samples(run)
+
+
+def _same_samples(run: Run) -> bool:
+    """Return whether the samples certified are still those of the data, if it is the user's own."""
+    settings = run.settings()
+    if settings.data in data.dataset_names() or not run.journal.exists():
+        return True
+    place = Path(settings.data_dir) if settings.data_dir else None
+    try:
+        records = read_lines(run.journal)
+        known = {r["index"]: r["fingerprint"] for r in records if "fingerprint" in r}
+        return data.load_dataset(settings.data, place).changed_sample(known) is None
+    except (UserError, KeyError, TypeError):
+        return False  # certifying will say what is wrong
 
 
 def _estimated(plan: Plan, run: Run) -> bool:
@@ -103,7 +120,7 @@ def _plain(value: Any) -> Any:
 
 def _settings(path: Path, *, complete: bool = False) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(read_bytes(path, JSON_BYTES))
         if complete and not found["complete"]:
             return {}
         return dict(found["settings"])
@@ -112,6 +129,8 @@ def _settings(path: Path, *, complete: bool = False) -> dict[str, Any]:
 
 
 def _same(settings: Mapping[str, Any], run: Run, wanted: Mapping[str, Any]) -> bool:
-    return settings.get("weights") == run.fingerprint() and all(
-        settings.get(name) == value for name, value in wanted.items()
-    )
+    try:
+        known = settings.get("weights") is not None and not run.changes(settings)
+    except UserError:
+        return False  # what reads the network will say what is wrong
+    return known and all(settings.get(name) == value for name, value in wanted.items())

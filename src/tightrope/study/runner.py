@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tightrope.files import open_to_append
 from tightrope.study.plans import Plan
 from tightrope.study.remaining import unfinished
+from tightrope.waiting import sleeping_threads
 
 
 class Display(Protocol):
@@ -64,16 +66,18 @@ def carry_out_all(
     *,
     jobs: int,
     threads: int,
+    wait: bool = False,
     display: Display | None = None,
     command: Callable[[], list[str]] = lambda: [sys.executable, "-m", "tightrope.study.work"],
 ) -> Session:
     """Make all runs in `folder/runs`, `jobs` at a time, each with `threads` threads.
 
-    Finished runs are used as they are. A run that fails is noted and does not stop the others;
+    Finished runs are used as they are. One that somebody else is working on fails, or is waited
+    for. A run that fails is noted and does not stop the others;
     logs are in `folder/logs`. However this ends, no process survives it.
     """
     display = display or Silence()
-    session, crew = Session(), _Crew(folder, threads, display, command)
+    session, crew = Session(), _Crew(folder, threads, wait, display, command)
     todo = []
     for plan in sorted(plans, key=lambda plan: -plan.minutes):
         if unfinished(plan, folder / "runs" / plan.name):
@@ -112,9 +116,14 @@ class _Crew:
     """The processes that are at work."""
 
     def __init__(
-        self, folder: Path, threads: int, display: Display, command: Callable[[], list[str]]
+        self,
+        folder: Path,
+        threads: int,
+        wait: bool,
+        display: Display,
+        command: Callable[[], list[str]],
     ) -> None:
-        self.folder, self.threads, self.display = folder, threads, display
+        self.folder, self.threads, self.wait, self.display = folder, threads, wait, display
         self.command = command
         self.lock = threading.Lock()
         self.alive: set[subprocess.Popen[str]] = set()
@@ -129,8 +138,9 @@ class _Crew:
             "plan": plan.to_json(),
             "folder": str(self.folder / "runs" / plan.name),
             "threads": self.threads,
+            "wait": self.wait,
         }
-        with log.open("a", encoding="utf-8") as errors:
+        with open_to_append(log, own_folder=True) as errors:
             process = self._start(errors)
             if process is None:
                 return "stopped", 0.0
@@ -150,7 +160,7 @@ class _Crew:
                 process.kill()
 
     def _start(self, errors: Any) -> subprocess.Popen[str] | None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
+        environment = {**sleeping_threads(os.environ), "OMP_NUM_THREADS": str(self.threads)}
         with self.lock:
             if self.stopped:
                 return None

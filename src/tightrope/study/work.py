@@ -23,42 +23,51 @@ from tightrope.study.plans import Plan
 Watch = Callable[[str, int, int], None]
 
 
-def carry_out(plan: Plan, folder: Path, *, threads: int = 1, watch: Watch) -> None:
-    """Do what is left of a plan; everything goes on where it was interrupted."""
+def carry_out(
+    plan: Plan, folder: Path, *, threads: int = 1, wait: bool = False, watch: Watch
+) -> None:
+    """Do what is left of a plan; everything goes on where it was interrupted.
+
+    With `wait`, a run folder that somebody else is working on is waited for.
+    """
     from tightrope.api import certify, train
     from tightrope.runs import Run
     from tightrope.study import remaining
     from tightrope.study.margins import estimate_margins, exact_margins, measure_splits
 
     run = Run(folder)
-    todo = remaining.unfinished(plan, folder)
-    if "train" in todo:
-        epochs = _Epochs(int(plan.wanted().get("epochs", 70)), watch)
+    queue = (lambda reason: watch("waiting", 0, 1)) if wait else False
+    if "train" in remaining.unfinished(plan, folder):
         train(
             out=folder,
             preset=plan.preset,
             resume=run.config.exists(),
-            progress=epochs,
+            wait=queue,
+            progress=_Epochs(int(plan.wanted().get("epochs", 70)), watch),
             **{**plan.settings, "seed": plan.seed},
         )
-    todo = remaining.unfinished(plan, folder)
-    if "certify" in todo:
+    if "certify" in remaining.unfinished(plan, folder):
         certify(
             run,
             jobs=threads,
             **plan.certify,
+            wait=queue,
             progress=lambda s: watch("certify", s.samples - s.open, s.samples),
         )
-    if "estimate" in todo:
-        options = remaining.estimate_settings(plan)
-        estimate_margins(run, options, lambda *counts: watch("estimate", *counts))
-    if "exact" in todo:
-        counts = plan.exact["samples"], plan.exact["milp"]
-        options = remaining.exact_settings(plan)
-        exact_margins(run, options, *counts, lambda *done: watch("exact", *done))
-    if "splits" in todo:
-        options = remaining.split_settings(plan)
-        measure_splits(run, options, lambda *counts: watch("splits", *counts))
+    if not remaining.unfinished(plan, folder):
+        return
+    with run.lock("reproduce", queue):
+        todo = remaining.unfinished(plan, folder)  # who had the lock may have done it
+        if "estimate" in todo:
+            options = remaining.estimate_settings(plan)
+            estimate_margins(run, options, lambda *counts: watch("estimate", *counts))
+        if "exact" in todo:
+            counts = plan.exact["samples"], plan.exact["milp"]
+            options = remaining.exact_settings(plan)
+            exact_margins(run, options, *counts, lambda *done: watch("exact", *done))
+        if "splits" in todo:
+            options = remaining.split_settings(plan)
+            measure_splits(run, options, lambda *counts: watch("splits", *counts))
 
 
 class _Epochs:
@@ -85,7 +94,8 @@ def main() -> int:
     torch.set_num_threads(threads)
     try:
         plan = Plan.from_json(request["plan"])
-        carry_out(plan, Path(request["folder"]), threads=threads, watch=_report)
+        folder, wait = Path(request["folder"]), bool(request.get("wait"))
+        carry_out(plan, folder, threads=threads, wait=wait, watch=_report)
     except UserError as error:
         text = " ".join(str(error).split())
         # `reproduce` itself overwrites nothing.

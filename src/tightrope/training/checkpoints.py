@@ -7,16 +7,19 @@ so the number of finished epochs is all of the random state there is to keep.
 from __future__ import annotations
 
 import io
+import os
 import warnings
 import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from tightrope.errors import UserError
-from tightrope.files import write_atomically
+from tightrope.files import write_bytes
+from tightrope.limits import CHECKPOINT_BYTES
+from tightrope.reading import open_regular
 
 FORMAT = 1
 
@@ -37,18 +40,18 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     """Write a checkpoint atomically."""
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **asdict(checkpoint)}, buffer)
-    write_atomically(path, lambda temporary: temporary.write_bytes(buffer.getvalue()))
+    write_bytes(path, buffer.getvalue())
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint without executing anything in it."""
     try:
-        with zipfile.ZipFile(path) as archive:  # torch itself does not look at the checksums
-            if archive.testzip() is not None:
-                raise UserError(f"{path} is damaged; train again with --force")
-        with warnings.catch_warnings():
+        with open_regular(path) as stored, warnings.catch_warnings():
+            _check_archive(stored, CHECKPOINT_BYTES.check(stored.seek(0, os.SEEK_END), str(path)))
+            stored.seek(0)
             warnings.simplefilter("ignore")  # of a file that is refused anyway
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(stored, map_location="cpu", weights_only=True)
+        _check_tensors(content)
         if content.pop("format") != FORMAT:
             raise UserError(f"{path} was written by another version of Tightrope")
         return _checked(Checkpoint(**content))
@@ -58,6 +61,39 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise UserError(
             f"{path} is damaged ({type(error).__name__}); train again with --force"
         ) from error
+
+
+def _check_archive(stored: BinaryIO, size: int) -> None:
+    """Refuse an archive that is damaged or would unpack to more than its size.
+
+    torch itself writes nothing compressed and does not look at the checksums.
+    """
+    with zipfile.ZipFile(stored) as archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("compressed")
+        if sum(member.file_size for member in members) > size:
+            raise ValueError("larger than its file")
+        if archive.testzip() is not None:
+            raise ValueError("a wrong checksum")
+
+
+def _check_tensors(content: Any) -> None:
+    """Refuse tensors that claim more elements than they bring, which a copy would have to hold."""
+    left, seen = [content], set()
+    while left:
+        value = left.pop()
+        if id(value) in seen:  # lists may hold each other, or themselves
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            held = value.untyped_storage().nbytes() if value.layout == torch.strided else -1
+            if value.numel() * value.element_size() > held:
+                raise ValueError("a tensor without its content")
+        elif isinstance(value, dict):
+            left.extend(value.values())
+        elif isinstance(value, list | tuple | set):
+            left.extend(value)
 
 
 def _checked(checkpoint: Checkpoint) -> Checkpoint:

@@ -1,26 +1,63 @@
-"""Reading settings: from the command line everything is text, from TOML and Python typed."""
+"""Declaring and reading settings: from the command line all is text, from TOML and Python typed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import Field, field
 from typing import Any
 
-from tightrope.errors import UserError
+from tightrope.errors import UserError, shorten
+from tightrope.reading import check_values
 
 Parser = Callable[[Any], Any]
 
+MOST_DIGITS = 40  # of a whole number; longer ones are not even read
+
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def setting(default: Any, parse: Parser, help: str) -> Any:
+    """Declare a field of a dataclass: its default, its type and range, and what it means."""
+    return field(default=default, metadata={"parse": parse, "help": help})
+
+
+def parse_setting(name: str, declared: Field[Any], value: Any) -> Any:
+    """Read a value for a declared field, or say what it must be."""
+    try:
+        result = parser_of(declared)(value)
+    except UserError as error:
+        message = str(error)
+        if " must " in message:
+            raise
+        raise UserError(f"{name} must be {message}, got {shorten(value)}") from None
+    except ValueError:  # a number so long that Python refuses to write it out
+        result = None
+    try:
+        check_values(list(value) if isinstance(value, tuple) else value)
+    except ValueError as error:
+        raise UserError(f"{name} must not be {error}, got {shorten(value)}") from None
+    return result
+
+
+def parser_of(declared: Field[Any]) -> Parser:
+    """Return the parser of a field, from its declaration or, if it has none, from its type."""
+    if "parse" in declared.metadata:
+        parse: Parser = declared.metadata["parse"]
+        return parse
+    kind = declared.type if isinstance(declared.type, str) else _type_name(declared.type)
+    return _like_default(declared.default, kind)
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def whole(minimum: int | None = None, maximum: int | None = None) -> Parser:
     """Return a parser of whole numbers within limits."""
 
     def parse(value: Any) -> int:
-        try:
-            number = int(str(value)) if not isinstance(value, bool) else None
-        except ValueError:
-            number = None
+        number = _whole(value)
         low = minimum is not None and number is not None and number < minimum
         high = maximum is not None and number is not None and number > maximum
         if number is None or low or high:
@@ -35,8 +72,25 @@ def whole(minimum: int | None = None, maximum: int | None = None) -> Parser:
     return parse
 
 
+def _whole(value: Any) -> int | None:
+    """Return the whole number that a value is or says, None if there is none."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    text = str(value)
+    try:
+        return int(text) if len(text) <= MOST_DIGITS else None
+    except ValueError:
+        return None
+
+
 def number(
-    minimum: float = -math.inf, *, strict: bool = False, maximum: float = math.inf
+    minimum: float = -math.inf,
+    *,
+    strict: bool = False,
+    maximum: float = math.inf,
+    infinite: bool = False,
 ) -> Parser:
     """Return a parser of numbers within limits; `strict` excludes the minimum itself."""
 
@@ -46,12 +100,29 @@ def number(
         except (TypeError, ValueError, OverflowError):
             result = math.nan
         below = result <= minimum if strict else result < minimum
-        endless = math.isinf(result) and minimum > -math.inf
+        endless = math.isinf(result) and minimum > -math.inf and not infinite
         if math.isnan(result) or endless or below or result > maximum:
             limits = f"above {minimum:g}" if strict else f"of at least {minimum:g}"
             limits += f" and at most {maximum:g}" if maximum < math.inf else ""
+            limits += " (inf is allowed)" if infinite else ""
             raise UserError("a number" + (f" {limits}" if minimum > -math.inf else ""))
         return result
+
+    return parse
+
+
+def within(parser: Parser, limits: str, kind: Parser | None = None) -> Parser:
+    """Let a parser that refuses a number for its size say the limits in these words.
+
+    `kind` is the parser of all such numbers, by default of any number.
+    """
+
+    def parse(value: Any) -> Any:
+        try:
+            return parser(value)
+        except UserError:
+            (kind or number())(value)  # says so if it is no such number at all
+            raise UserError(limits) from None
 
     return parse
 
@@ -67,8 +138,12 @@ def flag(value: Any) -> bool:
 
 def text(value: Any) -> str:
     """Read text."""
-    if not str(value).strip():
+    if not str(value).strip() or "\0" in str(value):
         raise UserError("a name or a path")
+    try:
+        str(value).encode("utf-8")
+    except UnicodeEncodeError:  # the path of a file whose name is in another encoding
+        raise UserError("text that can be written as UTF-8") from None
     return str(value)
 
 
@@ -99,8 +174,8 @@ def part_of_data(value: Any) -> float | int:
     """Read a fraction (0.1) or a count (5000) of samples."""
     if isinstance(value, str):
         plain = value.strip().isascii() and value.strip().isdigit()
-        value = int(value) if plain else number(0.0, maximum=1.0)(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        value = _whole(value) if plain else number(0.0, maximum=1.0)(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise UserError("a fraction such as 0.1 or a count such as 5000")
     if isinstance(value, float) and value >= 1:
         raise UserError("a fraction below 1 or a whole count")
@@ -116,8 +191,8 @@ def optional(parser: Parser) -> Parser:
     return parse
 
 
-def like_default(default: Any, kind: str) -> Parser:
-    """Return the parser for a method's option, from its default value and declared type."""
+def _like_default(default: Any, kind: str) -> Parser:
+    """Return the parser of a field from its default value and declared type."""
     base: Parser
     if kind.startswith("bool"):
         base = flag

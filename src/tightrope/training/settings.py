@@ -7,7 +7,6 @@ sensible values and `config.toml` shows every one of them.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -17,15 +16,12 @@ from typing import Any
 import tomli_w
 
 from tightrope.errors import UserError, shorten, unknown_name
+from tightrope.limits import TOML_BYTES
 from tightrope.radius import format_radius, parse_radius
+from tightrope.reading import parse_toml, read_text
 from tightrope.training import parsing
 from tightrope.training.objectives import METHODS, find_method, method_options, section
-from tightrope.training.parsing import Parser
-
-
-def _setting(default: Any, parse: Parser, help: str) -> Any:
-    return field(default=default, metadata={"parse": parse, "help": help})
-
+from tightrope.training.parsing import parse_setting, setting
 
 _count = parsing.optional(parsing.whole(1))
 _LARGEST = 1e30  # optimisers count in single precision
@@ -35,94 +31,91 @@ _LARGEST = 1e30  # optimisers count in single precision
 class Settings:
     """The settings of a run; `options` are the method's own hyperparameters."""
 
-    data: str = _setting("mnist", parsing.text, "data set: a name, an .npz file or an image folder")
-    data_dir: str | None = _setting(None, parsing.optional(parsing.text), "where data sets lie")
-    train_samples: int | None = _setting(None, _count, "use only the first training samples")
-    validation: float | int = _setting(
+    data: str = setting("mnist", parsing.text, "data set: a name, an .npz file or an image folder")
+    data_dir: str | None = setting(None, parsing.optional(parsing.text), "where data sets lie")
+    train_samples: int | None = setting(None, _count, "use only the first training samples")
+    validation: float | int = setting(
         0.1, parsing.part_of_data, "held-out part of the training set: fraction or count"
     )
-    net: str = _setting("cnn3", parsing.text, "architecture, see `tightrope nets`")
-    width: int | None = _setting(None, _count, "channels of the first layer")
-    hidden: int | None = _setting(None, _count, "neurons of the hidden linear layer")
-    depth: int | None = _setting(None, _count, "hidden layers of `mlp`")
-    blocks: int | None = _setting(None, _count, "blocks of `resnet`")
-    batch_norm: bool | None = _setting(None, parsing.optional(parsing.flag), "use BatchNorm")
-    normalize: bool | None = _setting(
+    net: str = setting("cnn3", parsing.text, "architecture, see `tightrope nets`")
+    width: int | None = setting(None, _count, "channels of the first layer")
+    hidden: int | None = setting(None, _count, "neurons of the hidden linear layer")
+    depth: int | None = setting(None, _count, "hidden layers of `mlp`")
+    blocks: int | None = setting(None, _count, "blocks of `resnet`")
+    batch_norm: bool | None = setting(None, parsing.optional(parsing.flag), "use BatchNorm")
+    normalize: bool | None = setting(
         None, parsing.optional(parsing.flag), "normalise inputs by the data's mean and deviation"
     )
-    initialization: str | None = _setting(
+    initialization: str | None = setting(
         None, parsing.optional(parsing.choice("shi", "default")), "shi or default (torch's own)"
     )
-    method: str = _setting("ibp", parsing.text, "training method, see `tightrope methods`")
-    eps: Fraction = _setting(Fraction(1, 10), parse_radius, "radius to be robust to")
-    train_eps: Fraction | None = _setting(
+    method: str = setting("ibp", parsing.text, "training method, see `tightrope methods`")
+    eps: Fraction = setting(Fraction(1, 10), parse_radius, "radius to be robust to")
+    train_eps: Fraction | None = setting(
         None, parsing.optional(lambda v: parse_radius(v, "train_eps")), "radius to train at"
     )
-    epochs: int = _setting(70, parsing.whole(1), "passes over the training set")
-    warmup_epochs: int = _setting(0, parsing.whole(0), "first epochs, at radius 0")
-    annealing_epochs: int | None = _setting(
+    epochs: int = setting(70, parsing.whole(1), "passes over the training set")
+    warmup_epochs: int = setting(0, parsing.whole(0), "first epochs, at radius 0")
+    annealing_epochs: int | None = setting(
         None, parsing.optional(parsing.whole(0)), "epochs over which the radius grows"
     )
-    annealing: str = _setting(
+    annealing: str = setting(
         "smooth", parsing.choice("smooth", "linear", "constant"), "how the radius grows"
     )
-    batch_size: int = _setting(256, parsing.whole(2), "samples per optimiser step")
-    accumulate: int = _setting(1, parsing.whole(1), "parts a batch is computed in, to save memory")
-    optimizer: str = _setting(
+    batch_size: int = setting(256, parsing.whole(2), "samples per optimiser step")
+    accumulate: int = setting(1, parsing.whole(1), "parts a batch is computed in, to save memory")
+    optimizer: str = setting(
         "adam", parsing.choice("adam", "adamw", "radam", "sgd"), "adam, adamw, radam or sgd"
     )
-    learning_rate: float = _setting(
+    learning_rate: float = setting(
         5e-4, parsing.number(0, strict=True, maximum=_LARGEST), "first learning rate"
     )
-    momentum: float = _setting(0.9, parsing.number(0, maximum=1), "momentum of sgd")
-    weight_decay: float = _setting(
+    momentum: float = setting(0.9, parsing.number(0, maximum=1), "momentum of sgd")
+    weight_decay: float = setting(
         0.0, parsing.number(0, maximum=_LARGEST), "weight decay of the optimiser"
     )
-    decay_epochs: tuple[int, ...] | None = _setting(
+    decay_epochs: tuple[int, ...] | None = setting(
         None, parsing.optional(parsing.increasing), "epochs at which the learning rate drops"
     )
-    decay_factor: float = _setting(0.2, parsing.number(0, strict=True), "factor of each drop")
-    clip: float | None = _setting(
+    decay_factor: float = setting(0.2, parsing.number(0, strict=True), "factor of each drop")
+    clip: float | None = setting(
         10.0, parsing.optional(parsing.number(0, strict=True)), "largest gradient norm"
     )
-    l1: float = _setting(0.0, parsing.number(0), "weight of the L1 norm of the weights")
-    regularizer_weight: float = _setting(
+    l1: float = setting(0.0, parsing.number(0), "weight of the L1 norm of the weights")
+    regularizer_weight: float = setting(
         0.5, parsing.number(0), "weight of Shi et al.'s regularisers during annealing"
     )
-    natural_weight: float = _setting(
+    natural_weight: float = setting(
         0.0, parsing.number(0, maximum=1), "share of the clean loss in the loss"
     )
-    precise_bn: bool = _setting(False, parsing.flag, "recompute BatchNorm statistics each epoch")
-    average_from: int | None = _setting(
+    precise_bn: bool = setting(False, parsing.flag, "recompute BatchNorm statistics each epoch")
+    average_from: int | None = setting(
         None, parsing.optional(parsing.whole(0)), "epoch from which weights are averaged"
     )
-    select: str = _setting(
+    select: str = setting(
         "best", parsing.choice("best", "last", "test"), "which epoch's weights to keep"
     )
-    seed: int = _setting(0, parsing.whole(0, 2**63 - 1), "seed of everything random")
-    device: str = _setting("auto", parsing.text, "cpu, cuda, cuda:1, mps or auto")
+    seed: int = setting(0, parsing.whole(0, 2**63 - 1), "seed of everything random")
+    device: str = setting("auto", parsing.text, "cpu, cuda, cuda:1, mps or auto")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Settings:
         """Make settings from text or typed values; `method.option` names the method's own."""
-        parsers = {f.name: f.metadata["parse"] for f in _fields()}
+        declared = {f.name: f for f in _fields()}
         method = given.get("method", "ibp")
         if not isinstance(method, str):
-            raise UserError(f"method must be a name, got {method!r}")
+            raise UserError(f"method must be a name, got {shorten(method)}")
         options = {f"{section(method)}.{name}": f for name, f in method_options(method).items()}
         values: dict[str, Any] = {}
         chosen: dict[str, Any] = {}
         for name, value in given.items():
-            if name in parsers:
-                values[name] = _parse_one(name, parsers[name], value)
+            if name in declared:
+                values[name] = parse_setting(name, declared[name], value)
             elif name in options:
-                option = options[name]
-                kind = option.type if isinstance(option.type, str) else _type_name(option.type)
-                parser = parsing.like_default(option.default, kind)
-                chosen[option.name] = _parse_one(name, parser, value)
+                chosen[options[name].name] = parse_setting(name, options[name], value)
             else:
-                raise _unknown_setting(name, method, [*parsers, *options])
+                raise _unknown_setting(name, method, [*declared, *options])
         settings = cls(**values, options=chosen)
         settings.objective()  # lets the method refuse its options
         return settings
@@ -138,7 +131,8 @@ class Settings:
         """
         method = find_method(self.method)
         bounds = method.propagates_boxes
-        share = getattr(method, "annealing_share", 2 / 7 if bounds else 0.0)
+        share = method.annealing_share
+        share = (2 / 7 if bounds else 0.0) if share is None else share
         derived = {
             **network,
             "normalize": normalize,
@@ -201,20 +195,6 @@ def _fields() -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(Settings) if f.name != "options"]
 
 
-def _type_name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind)
-
-
-def _parse_one(name: str, parser: Parser, value: Any) -> Any:
-    try:
-        return parser(value)
-    except UserError as error:
-        message = str(error)
-        if " must " in message:
-            raise
-        raise UserError(f"{name} must be {message}, got {shorten(value)}") from None
-
-
 def _unknown_setting(name: str, method: str, known: list[str]) -> UserError:
     head, dot, _ = name.partition(".")
     owners = {section(other): other for other in METHODS}
@@ -224,7 +204,7 @@ def _unknown_setting(name: str, method: str, known: list[str]) -> UserError:
     if dot and head == section(method):
         own = [k for k in known if k.startswith(f"{head}.")]
         if not own:
-            return UserError(f"method {method!r} takes no options, got {name!r}")
+            return UserError(f"method {method!r} takes no options, got {shorten(name)}")
         return unknown_name("setting", name, own)
     return unknown_name("setting", name, known)
 
@@ -248,10 +228,12 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a flat set of settings from a TOML file."""
     try:
-        return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+        return flatten(parse_toml(read_text(path, TOML_BYTES)))
     except FileNotFoundError:
         raise UserError(f"{path} is missing (the settings of the run)") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UserError:
+        raise
+    except ValueError as error:
         raise UserError(f"{path} is damaged: not valid TOML ({error})") from None

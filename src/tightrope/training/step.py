@@ -25,7 +25,7 @@ from tightrope.training.batchnorm import (
 from tightrope.training.objectives import Loss, Objective
 from tightrope.training.parts import PartGradients, parameters_of
 
-# Radius at which the regularisers look at the network while the real one is zero.
+# The regularisers look at boxes of at least this radius: float32 cannot represent smaller ones.
 REGULARIZER_RADIUS = 1e-6
 
 
@@ -93,15 +93,18 @@ class Step:
         if self.natural_weight:
             extra = extra + self.natural_weight * F.cross_entropy(model.logits, y)
         if weight:
-            boxes = loss.boxes or self._narrow_boxes(model)
+            wide_enough = radius >= REGULARIZER_RADIUS and loss.boxes
+            boxes = loss.boxes if wide_enough else self._boxes(model, radius)
             watched = [boxes[i] for i in relu_inputs]
             moments = regularizers.batch_moments(boxes[input_position], watched)
             extra = extra + weight * regularizer(moments)
         return loss, extra
 
-    def _narrow_boxes(self, model: FixedModel) -> dict[int, Box]:
-        box = Box.ball(model.x, REGULARIZER_RADIUS)
-        return interval.bounds(model.graph, box, keep=model.watched)[1]
+    def _boxes(self, model: FixedModel, radius: float) -> dict[int, Box]:
+        """Return the boxes of a ball that the objective gives none of, as it would propagate it."""
+        box = Box.ball(model.x, max(radius, REGULARIZER_RADIUS))
+        rules = self.objective.rules
+        return interval.bounds(model.graph, box, keep=model.watched, rules=rules)[1]
 
     def _in_parts(self, x: Tensor, y: Tensor, radius: float, weight: float) -> StepResult:
         """Accumulate gradients over parts that share the statistics of the whole batch.

@@ -79,9 +79,7 @@ class Trainer:
         self.settings = settings
         self.objective = objective
         self.graph = trace(self.module, input_shape)
-        check = getattr(objective, "check", None)
-        if check is not None:
-            check(self.graph)
+        objective.check(self.graph)
         if settings.initialization == "shi":
             initialize(self.graph)
         self.optimizer = make_optimizer(self.module, settings)
@@ -160,10 +158,9 @@ class Trainer:
         s = self.settings
         assert s.train_eps is not None
         # Methods that attack latent boxes begin once the boxes have been made small.
-        easier = getattr(self.objective, "annealing", None) if annealing else None
         return Step(
             self.graph,
-            easier or self.objective,
+            self.objective.annealing if annealing else self.objective,
             target=float(s.train_eps),
             regularizer_weight=s.regularizer_weight if self.objective.propagates_boxes else 0.0,
             l1=s.l1,
@@ -242,7 +239,7 @@ def evaluate(
     """Return natural accuracy and the accuracy that the objective considers robust."""
     samples = natural = 0
     robust: int | None = 0
-    limit = getattr(objective, "largest_batch", lambda graph: None)(graph)
+    limit = objective.largest_batch(graph)
     for x, y in batches:
         for part in torch.arange(len(y)).split(limit or len(y)):
             inside = slice(int(part[0]), int(part[-1]) + 1)

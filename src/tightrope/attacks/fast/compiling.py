@@ -8,6 +8,7 @@ from typing import Any
 
 from numba import njit
 
+from tightrope.errors import UserError
 from tightrope.files import write_text
 
 # The compiled loops and the tuples that they are called with.
@@ -34,7 +35,8 @@ def discard_stale(folder: Path) -> None:
     dates = "".join(f"{path.name} {path.stat().st_mtime_ns}\n" for path in sources)
     cache = folder / "__pycache__"
     noted = cache / "compiled.txt"
-    with contextlib.suppress(OSError):  # where we may not write, nothing is kept there either
+    # Where we may not write, nothing is kept there either.
+    with contextlib.suppress(OSError, UserError):
         if not noted.exists() or noted.read_text(encoding="utf-8") != dates:
             cache.mkdir(exist_ok=True)
             for old in cache.glob("*.nb[ic]"):

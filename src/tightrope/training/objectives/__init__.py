@@ -19,10 +19,10 @@ from tightrope.training.objectives.staps import STAPS
 from tightrope.training.objectives.taps import TAPS
 
 _ALL = (Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR)
-METHODS: dict[str, type[Any]] = {method.name: method for method in _ALL}
+METHODS: dict[str, type[Objective]] = {method.name: method for method in _ALL}
 
 
-def find_method(name: str) -> type[Any]:
+def find_method(name: str) -> type[Objective]:
     """Return the class of a method by name."""
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
@@ -31,12 +31,13 @@ def find_method(name: str) -> type[Any]:
 
 def method_options(name: str) -> Mapping[str, dataclasses.Field[Any]]:
     """Return the hyperparameters of a method: its dataclass fields by name."""
-    return {field.name: field for field in dataclasses.fields(find_method(name))}
+    method: Any = find_method(name)
+    return {field.name: field for field in dataclasses.fields(method)}
 
 
 def section(name: str) -> str:
     """Return the name under which a method's options appear in the settings: mtl.alpha."""
-    return str(getattr(find_method(name), "section", name))
+    return find_method(name).section
 
 
 __all__ = [

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.errors import UserError
+from tightrope.domains import interval
+from tightrope.graph import Graph
+from tightrope.graph.graph import Rules
 from tightrope.training.batchnorm import FixedModel
+from tightrope.training.parsing import parse_setting
 
 
 @dataclass(frozen=True)
@@ -46,37 +49,62 @@ class Loss:
         return cls(combine(*means), robust, {}, boxes or {}, means, combine)
 
 
-class Objective(Protocol):
-    """A training method. Its fields are its hyperparameters, with their defaults.
+class Objective:
+    """A training method: a frozen dataclass with a `name` and a `__call__`.
 
-    A method is a frozen dataclass with a `name` and a `__call__`; nothing needs to be
-    inherited. `propagates_boxes` says that it bounds the network, so that Shi et al.'s
-    initialisation, annealing and regularisers are its defaults. `radius` is the radius of
-    this iteration, in units of [0, 1] pixels. The same call, without gradients, measures
-    robust accuracy on held-out data.
-
-    More names are optional: `section`, under which its options appear in the settings (by
-    default its name); `annealing`, the objective to use while the radius grows; `check(graph)`,
-    which refuses networks that it cannot train; `largest_batch(graph)`, how many samples fit
-    into memory when held-out data is evaluated; `annealing_share`, the default part of the
-    epochs over which the radius grows.
+    Its fields are its hyperparameters, declared by `setting` (default, type and range, meaning);
+    values out of range are refused. `propagates_boxes` says that it bounds the network, so that
+    Shi et al.'s initialisation, annealing and regularisers are its defaults. `section` is the name
+    under which its options appear in the settings, by default its own; `annealing_share` the part
+    of the epochs over which the radius grows if nothing is said (None: two sevenths for methods
+    that propagate boxes, else none).
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    propagates_boxes: ClassVar[bool]
+    propagates_boxes: ClassVar[bool] = False
+    section: ClassVar[str]
+    annealing_share: ClassVar[float | None] = None
+
+    def __init_subclass__(cls) -> None:
+        if "section" not in vars(cls) and "name" in vars(cls):
+            cls.section = cls.name
+
+    def __post_init__(self) -> None:
+        assert is_dataclass(self)
+        for option in fields(self):
+            value = parse_setting(
+                f"{self.section}.{option.name}", option, getattr(self, option.name)
+            )
+            object.__setattr__(self, option.name, value)
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
-        """Return the loss of a batch."""
+        """Return the loss of a batch.
+
+        `radius` is the radius of this iteration, in units of [0, 1] pixels. The same call, without
+        gradients, measures robust accuracy on held-out data.
+        """
+        raise NotImplementedError
+
+    @property
+    def annealing(self) -> Objective:
+        """The objective to use while the radius grows."""
+        return self
+
+    @property
+    def rules(self) -> Rules:
+        """The interval rules with which the method propagates boxes."""
+        return interval.RULES
+
+    def check(self, graph: Graph) -> None:
+        """Refuse networks that the method cannot train."""
+
+    def largest_batch(self, graph: Graph) -> int | None:
+        """Return how many samples to evaluate at a time; None: as many as one likes."""
+        return None
 
 
 def certified(margins: Tensor, y: Tensor) -> Tensor:
     """Return which samples have only positive margins `o_y - o_i`."""
     others = margins.detach().scatter(1, y[:, None], torch.inf)
     return (others > 0).all(1)
-
-
-def require(condition: bool, message: str) -> None:
-    """Refuse a hyperparameter."""
-    if not condition:
-        raise UserError(message)

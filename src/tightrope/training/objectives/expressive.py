@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,36 +13,26 @@ from torch import Tensor
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.training.batchnorm import FixedModel
-from tightrope.training.objectives.base import Loss, certified, require
+from tightrope.training.objectives import options
+from tightrope.training.objectives.base import Loss, Objective, certified
 from tightrope.training.objectives.propagation import margin_loss
 from tightrope.training.objectives.regions import adversarial_points
+from tightrope.training.parsing import setting
 
 
 @dataclass(frozen=True)
-class _Expressive:
-    """The options and the two ends that these losses share.
+class _Expressive(Objective):
+    """The options and the two ends that these losses share."""
 
-    `alpha` goes from 0 (adversarial) to 1 (IBP). The attack has `steps` of `step_size` half-widths
-    (by default `max(0.25, 2 / steps)`) in a ball that is `attack_scale` times as large.
-    """
-
-    section: ClassVar[str]
     propagates_boxes: ClassVar[bool] = True
 
-    alpha: float = 0.5
-    steps: int = 8
-    restarts: int = 1
-    step_size: float | None = None
-    attack_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        name, alpha = self.section, self.alpha
-        require(0 <= alpha <= 1, f"{name}.alpha must be between 0 and 1, got {alpha}")
-        counts = self.steps > 0 and self.restarts > 0
-        require(counts, f"{name}.steps and {name}.restarts must be at least 1")
-        size = self.step_size
-        require(size is None or 0 < size < math.inf, f"{name}.step_size must be positive")
-        require(0 < self.attack_scale < math.inf, f"{name}.attack_scale must be positive")
+    alpha: float = setting(0.5, options.share, "from 0 (adversarial) to 1 (IBP)")
+    steps: int = options.steps(8)
+    restarts: int = options.restarts()
+    step_size: float | None = options.step_size(None, options.HALF_WIDTHS)
+    attack_scale: float = setting(
+        1.0, options.positive, "size of the attacked ball, in those of the bounded one"
+    )
 
     def margins(
         self, model: FixedModel, x: Tensor, y: Tensor, radius: float

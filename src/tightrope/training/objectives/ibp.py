@@ -9,12 +9,12 @@ from torch import Tensor
 
 from tightrope.box import Box
 from tightrope.training.batchnorm import FixedModel
-from tightrope.training.objectives.base import Loss
+from tightrope.training.objectives.base import Loss, Objective
 from tightrope.training.objectives.propagation import interval_loss
 
 
 @dataclass(frozen=True)
-class IBP:
+class IBP(Objective):
     """Cross-entropy of interval bounds: an upper bound of the worst-case loss.
 
     Sound, fast and easy to certify, at the price of natural accuracy.

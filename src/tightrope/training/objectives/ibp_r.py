@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,37 +13,31 @@ from tightrope.attacks import misclassified
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.training.batchnorm import FixedModel
-from tightrope.training.objectives.base import Loss, certified, require
+from tightrope.training.objectives import options
+from tightrope.training.objectives.base import Loss, Objective, certified
 from tightrope.training.objectives.regions import adversarial_points
+from tightrope.training.parsing import flag, setting
 
 
 @dataclass(frozen=True)
-class IBPR:
+class IBPR(Objective):
     """Adversarial training plus the area of the ReLU relaxations under IBP bounds.
 
-    `area_weight` is the published rho. `masked` counts only samples that are classified
-    correctly. The radius to train at (`train_eps`) is published as 2.1 (CIFAR-10, 2/255) and
+    The radius to train at (`train_eps`) is published as 2.1 (CIFAR-10, 2/255) and
     1.7 (8/255) times the radius to certify; it grows over three quarters of the epochs.
     """
 
     name: ClassVar[str] = "ibp-r"
     summary: ClassVar[str] = "adversarial loss plus the area of ReLU relaxations under IBP bounds"
-    propagates_boxes: ClassVar[bool] = False
-    annealing_share: ClassVar[float] = 0.75
+    annealing_share: ClassVar[float | None] = 0.75
 
-    area_weight: float = 1e-4
-    masked: bool = False
-    steps: int = 8
-    restarts: int = 1
-    step_size: float | None = None
-
-    def __post_init__(self) -> None:
-        weight = self.area_weight
-        require(0 <= weight < math.inf, f"ibp-r.area_weight must be at least 0, got {weight}")
-        counts = self.steps > 0 and self.restarts > 0
-        require(counts, "ibp-r.steps and ibp-r.restarts must be at least 1")
-        size = self.step_size
-        require(size is None or 0 < size < math.inf, "ibp-r.step_size must be positive")
+    area_weight: float = setting(
+        1e-4, options.not_negative, "weight of the area: the published rho"
+    )
+    masked: bool = setting(False, flag, "count only samples that are classified correctly")
+    steps: int = options.steps(8)
+    restarts: int = options.restarts()
+    step_size: float | None = options.step_size(None, options.HALF_WIDTHS)
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return `(1 - k) CE(x) + k CE(x') + k R`, with k the share of the final radius."""

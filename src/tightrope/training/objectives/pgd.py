@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,32 +11,24 @@ from torch import Tensor
 from tightrope.attacks import misclassified
 from tightrope.box import Box
 from tightrope.training.batchnorm import FixedModel
-from tightrope.training.objectives.base import Loss, require
+from tightrope.training.objectives import options
+from tightrope.training.objectives.base import Loss, Objective
 from tightrope.training.objectives.regions import adversarial_points
 
 
 @dataclass(frozen=True)
-class PGD:
+class PGD(Objective):
     """Cross-entropy at adversarial points: a lower bound of the worst-case loss.
 
-    Good against attacks, but its networks can hardly be certified. `step_size` is relative to
-    the half-width of the box; None means `max(0.25, 2 / steps)`.
+    Good against attacks, but its networks can hardly be certified.
     """
 
     name: ClassVar[str] = "pgd"
     summary: ClassVar[str] = "cross-entropy at adversarial points (lower bound)"
-    propagates_boxes: ClassVar[bool] = False
 
-    steps: int = 10
-    restarts: int = 1
-    step_size: float | None = None
-
-    def __post_init__(self) -> None:
-        counts = self.steps > 0 and self.restarts > 0
-        require(counts, "pgd.steps and pgd.restarts must be at least 1")
-        size = self.step_size
-        text = f"pgd.step_size must be positive, got {size}"
-        require(size is None or 0 < size < math.inf, text)
+    steps: int = options.steps(10)
+    restarts: int = options.restarts()
+    step_size: float | None = options.step_size(None, options.HALF_WIDTHS)
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return `CE(f(x'), y)` at the point x' in the ball that PGD finds."""

@@ -20,38 +20,34 @@ from tightrope.training.objectives.base import Loss, certified
 EVALUATION_MEMORY = 1 << 30
 
 
-def interval_loss(model: FixedModel, box: Box, y: Tensor, *, shrink: float = 1.0) -> Loss:
+def interval_loss(model: FixedModel, box: Box, y: Tensor, *, rules: Rules = interval.RULES) -> Loss:
     """Return the cross-entropy of the interval bounds over `box`: the paper's Eq. (2)."""
-    rules = interval_rules(shrink)
     margins, boxes = interval.margins(model.graph, box, y, keep=model.watched, rules=rules)
     return Loss(margin_loss(margins, y), certified(margins, y), boxes=boxes)
 
 
 def margin_loss(margins: Tensor, y: Tensor) -> Tensor:
-    """Return the mean of `ln(1 + sum_i exp(-margin_i))` over lower bounds of `o_y - o_i`.
+    """Return the mean of `ln(1 + sum_i exp(-margin_i))` over bounds or estimates of `o_y - o_i`.
 
+    This is Eq. (2) for interval bounds and Eq. (5) for the margins that a latent attack finds.
     With 0 for the true class, `-margins` are worst-case logits.
     """
     return F.cross_entropy(-margins, y)
 
 
 def estimated_margins(network: Graph, points: Tensor, y: Tensor) -> Tensor:
-    """Return `o_i - o_y` for each wrong class i: [batch, classes - 1].
+    """Return `o_y - o_i` for each class i: [batch, classes], with 0 for the true class.
 
     `points` are [batch, estimators, ...]. With one estimator per wrong class, class i is
     evaluated at its own point only (Section 3.3); a single estimator serves all classes.
     """
     logits = network(points.flatten(0, 1)).unflatten(0, points.shape[:2])
-    wrong = wrong_classes(y, logits.shape[2])
-    others = logits.gather(2, wrong.unsqueeze(2)) if points.shape[1] > 1 else logits
     true = logits.gather(2, y.view(-1, 1, 1).expand(-1, logits.shape[1], 1))
-    margins = others - true
-    return margins.squeeze(2) if points.shape[1] > 1 else margins[:, 0].gather(1, wrong)
-
-
-def estimated_loss(margins: Tensor) -> Tensor:
-    """Return the mean of `ln(1 + sum_i exp(o_i - o_y))` over estimated margins, Eq. (5)."""
-    return F.softplus(margins.logsumexp(1)).mean()
+    if points.shape[1] == 1:
+        return (true - logits)[:, 0]
+    wrong = wrong_classes(y, logits.shape[2])
+    margins = (true - logits.gather(2, wrong.unsqueeze(2))).squeeze(2)
+    return margins.new_zeros(len(y), logits.shape[2]).scatter(1, wrong, margins)
 
 
 def evaluation_batch(network: Graph) -> int:

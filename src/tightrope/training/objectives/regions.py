@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,34 +39,36 @@ def adversarial_points(
     )
 
 
-def small_box(
-    model: FixedModel,
-    x: Tensor,
-    y: Tensor,
-    radius: float,
-    *,
-    ratio: float,
-    steps: int,
-    restarts: int,
-    step_size: float,
-    step_decay: float,
-) -> Box:
-    """Return SABR's box: a part of the ball around an adversarial point.
+@dataclass(frozen=True)
+class SmallBox:
+    """SABR's region: a part of the ball around an adversarial point.
 
     Its half-width is `ratio` (the paper's lambda, tau / epsilon) times that of the clipped ball,
-    per pixel; its centre is moved so that it stays inside the ball.
+    per pixel; its centre is moved so that it stays inside the ball. The attack's `step_size` is
+    relative to the half-width of the ball and drops by `step_decay` after 50, 80 and 90 % of the
+    steps.
     """
-    ball = Box.ball(x, radius)
-    if ratio == 1:
-        return ball
-    # Half a step more keeps the rounding of the fractions from losing one.
-    drops = tuple((math.ceil(part * steps) + 0.5) / steps for part in (0.5, 0.8, 0.9))
-    point = pgd(
-        model.frozen,
-        ball,
-        CrossEntropy(y),
-        steps=Steps(steps, step_size, step_decay, drops if step_decay != 1 else ()),
-        restarts=restarts,
-    )
-    half = ratio * ball.radius
-    return Box.around(torch.clamp(point, ball.lower + half, ball.upper - half), half)
+
+    ratio: float
+    steps: int
+    restarts: int
+    step_size: float
+    step_decay: float
+
+    def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Box:
+        """Return the box of each sample."""
+        ball = Box.ball(x, radius)
+        if self.ratio == 1:
+            return ball
+        point = pgd(
+            model.frozen, ball, CrossEntropy(y), steps=self._schedule(), restarts=self.restarts
+        )
+        half = self.ratio * ball.radius
+        return Box.around(torch.clamp(point, ball.lower + half, ball.upper - half), half)
+
+    def _schedule(self) -> Steps:
+        if self.step_decay == 1:
+            return Steps(self.steps, self.step_size)
+        # Half a step more keeps the rounding of the fractions from losing one.
+        drops = tuple((math.ceil(part * self.steps) + 0.5) / self.steps for part in (0.5, 0.8, 0.9))
+        return Steps(self.steps, self.step_size, self.step_decay, drops)

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.training.batchnorm import FixedModel
-from tightrope.training.objectives.base import Loss
+from tightrope.training.objectives.base import Loss, Objective
 
 
 @dataclass(frozen=True)
-class Standard:
+class Standard(Objective):
     """Cross-entropy on the clean inputs.
 
     Use it as the upper end of natural accuracy; its networks have no robustness to speak of.
@@ -21,7 +21,6 @@ class Standard:
 
     name: ClassVar[str] = "standard"
     summary: ClassVar[str] = "cross-entropy on clean inputs"
-    propagates_boxes: ClassVar[bool] = False
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return the cross-entropy of the clean batch."""

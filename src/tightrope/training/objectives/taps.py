@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -13,12 +12,13 @@ from tightrope.attacks import attack_loss, attack_margins, latent_steps
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.graph import Graph
+from tightrope.graph.graph import Rules
 from tightrope.training.batchnorm import FixedModel
 from tightrope.training.connector import connect
-from tightrope.training.objectives.base import Loss, Objective, require
+from tightrope.training.objectives import options
+from tightrope.training.objectives.base import Loss, Objective, certified
 from tightrope.training.objectives.ibp import IBP
 from tightrope.training.objectives.propagation import (
-    estimated_loss,
     estimated_margins,
     evaluation_batch,
     gradient_factors,
@@ -28,70 +28,43 @@ from tightrope.training.objectives.propagation import (
     scale_gradient,
 )
 from tightrope.training.objectives.sabr import SABR
+from tightrope.training.parsing import choice, flag, setting
 
 
 @dataclass(frozen=True)
-class TAPS:
-    """The product of the TAPS loss and the IBP loss: precise, and still certifiable.
+class LatentAttack(Objective):
+    """What TAPS and STAPS share: the product loss of a region of the input.
 
     Interval bounds go through the feature extractor, an attack searches their box for the worst
-    point of each class, and the gradient connector joins the two. `classifier_relus` places the
-    split (0 is IBP). `weight` is the paper's w: how much the TAPS loss's gradient counts against
-    the IBP loss's, from 0 to inf. `connector` is c, from 0 (binary) to 1 (linear). `estimators`
-    is multi (one latent point per wrong class) or single (one for all).
-
-    `loss` is the product, or taps or ibp alone. `scale` is plain or paper, see
-    `gradient_factors`. `step_size` is relative to the full width of the latent box, by default
-    `max(0.2, 2 / steps)`; it drops by `step_decay` after 70 % of the steps if there are at least
-    `decay_from` of them (CTBench: 0.2, from 10 on). `connected = false` cuts the gradient between
-    the latent points and the extractor; `shrink` below 1 is SABR's ReLU shrinkage.
+    point of each class, and the gradient connector joins the two.
     """
 
-    name: ClassVar[str] = "taps"
-    summary: ClassVar[str] = "interval bounds, then a latent attack, joined by the connector"
     propagates_boxes: ClassVar[bool] = True
 
-    classifier_relus: int = 1
-    weight: float = 5.0
-    connector: float = 0.5
-    steps: int = 20
-    restarts: int = 1
-    estimators: str = "multi"
-    loss: str = "product"
-    scale: str = "plain"
-    step_size: float | None = None
-    step_decay: float = 0.1
-    decay_from: int = 20
-    connected: bool = True
-    shrink: float = 1.0
-
-    def __post_init__(self) -> None:
-        relus, c, w = self.classifier_relus, self.connector, self.weight
-        require(relus >= 0, f"{self.name}.classifier_relus must be at least 0, got {relus}")
-        require(w >= 0, f"{self.name}.weight must be at least 0 (inf is allowed), got {w}")
-        require(0 <= c <= 1, f"{self.name}.connector must be between 0 and 1, got {c}")
-        for option in ("steps", "restarts", "decay_from"):
-            require(getattr(self, option) > 0, f"{self.name}.{option} must be at least 1")
-        choices = {
-            "estimators": ("multi", "single"),
-            "loss": ("product", "taps", "ibp"),
-            "scale": ("plain", "paper"),
-        }
-        for option, words in choices.items():
-            given = getattr(self, option)
-            text = f"{self.name}.{option} must be one of {', '.join(words)}, got {given!r}"
-            require(given in words, text)
-        size = self.step_size
-        sizes = (size is None or 0 < size < math.inf) and 0 < self.step_decay <= 1
-        require(
-            sizes, f"{self.name}.step_size and step_decay must be positive, the decay at most 1"
-        )
-        require(0 < self.shrink <= 1, f"{self.name}.shrink must be above 0 and at most 1")
+    classifier_relus: int = setting(1, options.count_or_none, "ReLUs behind the split (0 is IBP)")
+    weight: float = setting(
+        5.0, options.weight, "w: the TAPS loss's gradient against the IBP loss's"
+    )
+    connector: float = setting(0.5, options.share, "c, from 0 (binary) to 1 (linear)")
+    steps: int = options.steps(20, "the latent attack")
+    restarts: int = options.restarts(1, "the latent attack")
+    estimators: str = setting(
+        "multi", choice("multi", "single"), "one latent point per wrong class, or one for all"
+    )
+    loss: str = setting(
+        "product", choice("product", "taps", "ibp"), "the product, or one of its factors alone"
+    )
+    scale: str = setting("plain", choice("plain", "paper"), "plain, or as the paper's Eq. (6)")
+    step_size: float | None = options.step_size(None, options.FULL_WIDTHS)
+    step_decay: float = options.step_decay(0.1, "factor after 70 % of the steps")
+    decay_from: int = setting(20, options.count, "fewest steps with a decay (CTBench: 10)")
+    connected: bool = setting(True, flag, "whether gradients reach the extractor from the points")
+    shrink: float = options.shrink()
 
     @property
-    def annealing(self) -> Objective:
-        """IBP, while the radius grows; with shrinkage, SABR's IBP over the whole ball."""
-        return IBP() if self.shrink == 1 else SABR(ratio=1.0, shrink=self.shrink)
+    def rules(self) -> Rules:
+        """Interval rules with ReLU shrinkage."""
+        return interval_rules(self.shrink)
 
     def check(self, graph: Graph) -> None:
         """Refuse networks without the split."""
@@ -102,36 +75,49 @@ class TAPS:
         return evaluation_batch(graph.split(self.classifier_relus)[1])
 
     def region(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Box:
-        """The input box: the whole ball."""
-        return Box.ball(x, radius)
+        """Return the input box that is propagated."""
+        raise NotImplementedError
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return `L_TAPS * L_IBP` with the gradient weights of Eq. (6)."""
         box = self.region(model, x, y, radius)
         if self.classifier_relus == 0 or self.loss == "ibp":
-            return interval_loss(model, box, y, shrink=self.shrink)
+            return interval_loss(model, box, y, rules=self.rules)
         extractor, classifier = model.graph.split(self.classifier_relus)
-        rules = interval_rules(self.shrink)
-        latent, _ = interval.bounds(extractor, box, rules=rules)
-        points = self.latent_points(classifier, latent, y)
-        margins = estimated_margins(classifier, points, y)
-        robust = (margins.detach() <= 0).all(1)
-        taps = estimated_loss(margins)
+        latent, _ = interval.bounds(extractor, box, rules=self.rules)
+        margins = self.margins(classifier, latent, y)
+        taps, robust = margin_loss(margins, y), certified(margins, y)
         if self.loss == "taps":
             return Loss(taps, robust)
-        ibp = margin_loss(interval.margins(classifier, latent, y, rules=rules)[0], y)
+        ibp = margin_loss(interval.margins(classifier, latent, y, rules=self.rules)[0], y)
         product = partial(weighted_product, factors=gradient_factors(self.weight, self.scale))
         return Loss.of(product, taps, ibp, robust=robust)
 
-    def latent_points(self, classifier: Graph, latent: Box, y: Tensor) -> Tensor:
-        """Return the worst latent points, joined to the bounds by the connector."""
-        decay = self.step_decay, self.decay_from
-        steps, restarts = latent_steps(self.steps, self.step_size, *decay), self.restarts
-        if self.estimators == "single":
-            points = attack_loss(classifier, latent, y, steps=steps, restarts=restarts)
-        else:
-            points = attack_margins(classifier, latent, y, steps=steps, restarts=restarts)
-        return connect(latent, points, self.connector) if self.connected else points
+    def margins(self, classifier: Graph, latent: Box, y: Tensor) -> Tensor:
+        """Return the margins at the worst latent points, joined to the bounds by the connector."""
+        steps = latent_steps(self.steps, self.step_size, self.step_decay, self.decay_from)
+        attack = attack_loss if self.estimators == "single" else attack_margins
+        points = attack(classifier, latent, y, steps=steps, restarts=self.restarts)
+        if self.connected:
+            points = connect(latent, points, self.connector)
+        return estimated_margins(classifier, points, y)
+
+
+@dataclass(frozen=True)
+class TAPS(LatentAttack):
+    """The product of the TAPS loss and the IBP loss: precise, and still certifiable."""
+
+    name: ClassVar[str] = "taps"
+    summary: ClassVar[str] = "interval bounds, then a latent attack, joined by the connector"
+
+    @property
+    def annealing(self) -> Objective:
+        """IBP, while the radius grows; with shrinkage, SABR's IBP over the whole ball."""
+        return IBP() if self.shrink == 1 else SABR(ratio=1.0, shrink=self.shrink)
+
+    def region(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Box:
+        """The whole ball."""
+        return Box.ball(x, radius)
 
 
 def weighted_product(taps: Tensor, ibp: Tensor, *, factors: tuple[float, float]) -> Tensor:

@@ -11,46 +11,82 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tightrope.box import Box
 
+LARGEST_CONSTANT = Fraction(2**1000)  # float64 ends at 2 ** 1024
+
+
+class Row(NamedTuple):
+    """One constraint on outputs: `sum of factor * Y_index + constant <= 0`, `< 0` if strict."""
+
+    factors: tuple[tuple[int, Fraction], ...]
+    constant: Fraction
+    strict: bool = False
+
 
 @dataclass(frozen=True)
 class Conjunction:
-    """The outputs Y with `matrix @ Y + offset <= 0` in all rows, `< 0` in those of `strict`."""
+    """The outputs, of which there are `outputs`, that satisfy all rows."""
 
-    matrix: tuple[tuple[Fraction, ...], ...]
-    offset: tuple[Fraction, ...]
-    strict: frozenset[int] = frozenset()
+    rows: tuple[Row, ...]
+    outputs: int
 
     @property
     def exact(self) -> bool:
-        """Whether float64 holds the matrix without rounding."""
-        return all(Fraction(float(entry)) == entry for row in self.matrix for entry in row)
-
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """Return the matrix, rounded to nearest, and the offset, rounded down, in float64.
-
-        A row that is proved positive for the lower offset is positive for the exact one. The
-        conjunction without rows, which always holds, has a matrix of shape (0, 0).
-        """
-        matrix = torch.tensor([[float(e) for e in row] for row in self.matrix], dtype=torch.float64)
-        offset = _round(self.offset, torch.float64, up=False)
-        return (matrix if self.matrix else matrix.view(0, 0)), offset
+        """Whether float64 holds the factors, each row multiplied by some number, as they are."""
+        return all(Fraction(float(f)) == f for row in self.rows for f in _scaled(row)[0])
 
     def holds(self, outputs: Sequence[float]) -> bool:
         """Return whether float outputs satisfy all rows, exactly; never for infinity or NaN."""
-        if not all(map(math.isfinite, outputs)):
-            return False
-        exact = [Fraction(y) for y in outputs]
-        for i, (row, offset) in enumerate(zip(self.matrix, self.offset, strict=True)):
-            value = offset + sum(f * y for f, y in zip(row, exact, strict=True) if f)
-            if value > 0 or (value == 0 and i in self.strict):
+        return all(map(math.isfinite, outputs)) and self.holds_exactly([*map(Fraction, outputs)])
+
+    def holds_exactly(self, outputs: Sequence[Fraction]) -> bool:
+        """Return whether exact outputs satisfy all rows."""
+        for row in self.rows:
+            value = row.constant + sum(f * outputs[i] for i, f in row.factors)
+            if value > 0 or (value == 0 and row.strict):
                 return False
         return True
+
+
+def floats(rows: Sequence[Row], outputs: int) -> tuple[Tensor, Tensor]:
+    """Return the matrix [rows, outputs], rounded to nearest, and the offset, rounded down.
+
+    A row that is proved positive for the lower offset is positive for the exact one. Rows whose
+    factors are no floats are multiplied by a positive number first, after which they mean the
+    same; what is still not exact then proves nothing.
+    """
+    places = [(i, index) for i, row in enumerate(rows) for index, _ in row.factors]
+    scaled = [_scaled(row) for row in rows]
+    matrix = torch.zeros(len(rows), outputs, dtype=torch.float64)
+    if places:
+        values = [float(factor) for factors, _ in scaled for factor in factors]
+        where = torch.tensor(places)
+        matrix[where[:, 0], where[:, 1]] = torch.tensor(values, dtype=torch.float64)
+    return matrix, _round([constant for _, constant in scaled], torch.float64, up=False)
+
+
+def _scaled(row: Row) -> tuple[list[Fraction], Fraction]:
+    """Return the factors and the constant of a row, multiplied so that float64 holds the factors.
+
+    Only rows with factors that are no floats are multiplied; some cannot be.
+    """
+    factors = [factor for _, factor in row.factors]
+    if all(Fraction(float(factor)) == factor for factor in factors):
+        return factors, row.constant
+    scale = Fraction(math.lcm(*(f.denominator for f in factors)))
+    scale /= math.gcd(*(int(f * scale) for f in factors))
+    largest = max(abs(f) for f in factors) * scale
+    # Whole numbers without a common divisor, near 1: far from both ends of the exponents.
+    scale /= 1 << max(0, largest.numerator.bit_length() - 1)
+    if row.constant * scale < -LARGEST_CONSTANT:
+        scale = LARGEST_CONSTANT / -row.constant
+    return [f * scale for f in factors], min(row.constant * scale, LARGEST_CONSTANT)
 
 
 @dataclass(frozen=True)
@@ -76,6 +112,13 @@ class Case:
         lower = _round(self.lower, dtype, up=True, past=self.open_lower)
         upper = _round(self.upper, dtype, up=False, past=self.open_upper)
         return Box(lower[None], upper[None]) if bool((lower <= upper).all()) else None
+
+    def unsafe_at(self, outputs: Sequence[float]) -> bool:
+        """Return whether some conjunction holds for float outputs; never for infinity or NaN."""
+        if not all(map(math.isfinite, outputs)):
+            return False
+        exact = [Fraction(y) for y in outputs]
+        return any(conjunction.holds_exactly(exact) for conjunction in self.unsafe)
 
     def contains(self, inputs: Sequence[float]) -> bool:
         """Return whether float inputs lie in the exact box."""

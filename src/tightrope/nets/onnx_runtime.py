@@ -1,0 +1,104 @@
+"""onnxruntime: sessions that keep quiet, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tightrope.errors import UserError
+from tightrope.nets.messages import one_line
+
+Array = np.ndarray[Any, Any]
+
+_FATAL = 4
+
+
+def session(model: Any, *, optimised: bool = True, double: bool = False) -> Any:
+    """Return an onnxruntime session of a model.
+
+    Without optimisation every node is computed as it stands in the file. In double precision only
+    basic optimisations are made: others round factors to single precision.
+    """
+    import onnxruntime
+
+    levels = onnxruntime.GraphOptimizationLevel
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _FATAL  # errors come as exceptions
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    # Threads that wait would keep the processors from others.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not optimised:
+        options.graph_optimization_level = levels.ORT_DISABLE_ALL
+    elif double:
+        options.graph_optimization_level = levels.ORT_ENABLE_BASIC
+    try:
+        content = model.SerializeToString()
+        # A second try on the same processor would print to stdout that there was a first.
+        return onnxruntime.InferenceSession(
+            content, options, ["CPUExecutionProvider"], enable_fallback=0
+        )
+    except Exception as error:  # onnxruntime's exceptions share no public base class
+        raise UserError(f"onnxruntime cannot run the network: {one_line(error)}") from error
+
+
+def compute(running: Any, names: Sequence[str] | None, given: Mapping[str, Array]) -> list[Array]:
+    """Run a session: the named outputs, or all of them."""
+    try:
+        found = running.run(names, dict(given))
+    except Exception as error:  # as above; also shapes that do not fit
+        raise UserError(f"onnxruntime cannot run the network: {one_line(error)}") from error
+    return [np.asarray(array) for array in found]
+
+
+def compute_node(
+    node: Any, arguments: Sequence[Array | None], opset: int, version: int
+) -> list[Array]:
+    """Run one operator on constants, in their own precision."""
+    from onnx import ValueInfoProto, helper
+
+    given = {
+        name: array for name, array in zip(node.input, arguments, strict=True) if array is not None
+    }
+    inputs = [
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+        )
+        for name, array in given.items()
+    ]
+    outputs = [ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "constant", inputs, outputs)
+    opsets = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=version)
+    return compute(session(model, optimised=False), None, given)
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A session of a network with one input: its name, its shape with a batch of one, its type."""
+
+    session: Any
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def run(self, x: Tensor, *, batched: bool) -> Tensor:
+        """Run samples one by one or together; each row holds the outputs of one sample."""
+        samples = x.detach().cpu().to(self.dtype)
+        try:
+            if batched:
+                parts = [samples.reshape(len(x), *self.shape[1:])]
+            else:
+                parts = [sample.reshape(self.shape) for sample in samples]
+        except RuntimeError as error:
+            raise UserError(f"onnxruntime cannot run the network: {one_line(error)}") from error
+        given = [{self.name: part.contiguous().numpy()} for part in parts]
+        results = [compute(self.session, None, feed)[0] for feed in given]
+        rows = len(x) if batched else 1
+        return torch.cat([torch.from_numpy(result).reshape(rows, -1) for result in results])

@@ -1,0 +1,72 @@
+"""No stage verifies what is not so, even in floating-point arithmetic at its worst."""
+
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from handmade import records
+from torch import nn
+
+from tightrope.certification.complete import bound_nodes, branch_and_bound, robustness
+from tightrope.certification.properties import Ball, Samples
+from tightrope.certification.subjects import Subject
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "domains"))
+
+from adverse import adverse
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+COUNT = 200
+EPS = Fraction(1, 2**60)
+
+
+def nearly_robust(excess: float) -> nn.Sequential:
+    """`o_0 - o_1` is the sum of 200 inputs less 1, and the excess."""
+    layer = nn.Linear(COUNT, 2).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0], [0.0]]).expand(2, COUNT))
+        layer.bias.copy_(torch.tensor([excess, 1.0]))
+    return nn.Sequential(layer, nn.Identity())
+
+
+def sample() -> torch.Tensor:
+    """One input is 1; the others are nothing beside it, and the radius is even less."""
+    x = torch.full((1, COUNT), 2.0**-58, dtype=torch.float64)
+    x[0, 0] = 1.0
+    return x
+
+
+ALMOST = -(2.0**-50)
+
+
+def least_margin(excess: float) -> Fraction:
+    """Return the least margin over the ball."""
+    return sum((Fraction(v) - EPS for v in sample()[0].tolist()), Fraction(excess) - 1)
+
+
+@pytest.mark.parametrize("stage", ["ibp", "crown-ibp", "alpha", "bab"])
+def test_a_margin_just_below_zero_is_not_verified(stage: str) -> None:
+    """Rounding up 200 times makes it 2^-45."""
+    x = sample()
+    assert -Fraction(1, 2**50) < least_margin(ALMOST) < 0
+    with adverse("up"):
+        (record,) = records(nearly_robust(ALMOST), x, [0], EPS, stages=(stage,))
+    assert record.verdict != "verified"
+    # With a little more it is robust, and rounding is no excuse.
+    (record,) = records(nearly_robust(2.0**-30), x, [0], EPS, stages=(stage,))
+    assert record.verdict == "verified"
+
+
+def test_a_search_alone_does_not_verify_it_either() -> None:
+    """With bounds that are known already, and without."""
+    subject = Subject.of(nearly_robust(ALMOST), (COUNT,))
+    problem = robustness(subject, Samples(Ball(sample(), EPS), torch.tensor([0])))
+    with adverse("up"):
+        known = bound_nodes(subject, problem, None).boxes
+        for boxes in (None, known):
+            assert not branch_and_bound(subject, problem, boxes, timeout=10.0).verified
