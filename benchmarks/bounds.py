@@ -24,8 +24,8 @@ from tightrope import nets
 from tightrope.box import Box
 from tightrope.certification.properties import Unsafe
 from tightrope.domains import interval
-from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import CROWN, CROWN_IBP, Effort, best_bounds, relax
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.crown import CROWN, CROWN_IBP, Effort, best_bounds, relax
 from tightrope.graph import Graph, trace
 from tightrope.training.initialization import initialize
 

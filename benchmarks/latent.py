@@ -30,7 +30,7 @@ from networks import BATCH, RADIUS, annealed_state, build
 from torch import Tensor
 
 from tightrope.attacks import attack_margins, latent_steps, wrong_classes
-from tightrope.attacks.fast import chains, increments, last_layer
+from tightrope.attacks.kernels import chains, increments, last_layer
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.graph import Graph, trace

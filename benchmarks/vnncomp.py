@@ -21,7 +21,7 @@ sleep_while_waiting()  # before torch is loaded
 
 import torch
 
-from tightrope.api.verifying import verify_file
+from tightrope.certification.verifying import verify_file
 from tightrope.cli.verify import competition_word
 
 # Seconds of solving on two cores, VNN-COMP 2021 instances; limit 120 s.

@@ -10,7 +10,7 @@ from torch import nn
 
 import tightrope as tr
 from tightrope.nets import export_onnx
-from tightrope.nets.onnx_import import read_onnx
+from tightrope.nets.onnx.importing import read_onnx
 
 
 def write(path: Path) -> float:

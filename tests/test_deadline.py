@@ -8,7 +8,7 @@ from torch import nn
 
 from tightrope.box import Box
 from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
-from tightrope.domains.crown import relax
+from tightrope.domains.linear.crown import relax
 from tightrope.graph import trace
 
 

@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 
-from tightrope import lock
 from tightrope.errors import UserError
-from tightrope.lock import FILE, Lock, Owner, locked
+from tightrope.runs import lock
+from tightrope.runs.lock import FILE, Lock, Owner, locked
 
 PATIENCE = 120.0
 HOLD = """
 import sys, time
 from pathlib import Path
-from tightrope.lock import locked
+from tightrope.runs.lock import locked
 with locked(Path(sys.argv[1]), "certify"):
     print("held", flush=True)
     sys.stdin.readline()
@@ -266,7 +266,7 @@ def test_workers_of_a_killed_holder_are_waited_for(tmp_path: Path) -> None:
     script = (
         "import sys, os, multiprocessing\n"
         "from pathlib import Path\n"
-        "from tightrope.lock import locked\n"
+        "from tightrope.runs.lock import locked\n"
         "sys.path.insert(0, sys.argv[2])\n"
         "import test_lock\n"
         "with locked(Path(sys.argv[1]), 'certify') as held:\n"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tightrope import waiting
-from tightrope.api import workers
+from tightrope.certification import workers
 from tightrope.study.plans import Plan
 from tightrope.study.runner import carry_out_all
 

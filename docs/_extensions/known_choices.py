@@ -16,14 +16,14 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from tightrope import nets
-from tightrope.graph.converters import LAYERS
+from tightrope.graph.trace.converters import LAYERS
 from tightrope.limits import LIMITS
 from tightrope.radius import format_radius
 from tightrope.study.experiment import SCALES
 from tightrope.study.experiments import EXPERIMENTS
-from tightrope.study.presets import describe_presets
 from tightrope.training.objectives import METHODS, method_options
 from tightrope.training.objectives import section as section_of
+from tightrope.training.presets import describe_presets
 from tightrope.training.settings import Settings, describe_settings
 
 

@@ -12,159 +12,84 @@ they are first used, so that the command line starts at once.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tightrope.version import __version__
+from tightrope.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from tightrope.api import (
-        AttackResult,
-        Comparison,
-        Estimate,
-        Report,
-        Verification,
-        attack,
-        bounds,
-        certify,
-        compare,
-        estimate,
-        export,
-        report,
-        reproduce,
-        train,
-        verify,
-        verify_file,
-    )
-    from tightrope.attacks import pgd
-    from tightrope.box import Box
-    from tightrope.certification import Certification, Verdict
-    from tightrope.errors import UserError
-    from tightrope.graph import Graph, trace
-    from tightrope.runs import Run
-    from tightrope.training.objectives import (
-        CCIBP,
-        EXPIBP,
-        IBP,
-        IBPR,
-        MTLIBP,
-        PGD,
-        SABR,
-        STAPS,
-        TAPS,
-        Loss,
-        MultiPGD,
-        Objective,
-        Standard,
-    )
+if TYPE_CHECKING:  # the table below, for those who read types
+    from tightrope.attacks import pgd as pgd
+    from tightrope.box import Box as Box
+    from tightrope.certification.attacking import AttackResult as AttackResult
+    from tightrope.certification.attacking import attack as attack
+    from tightrope.certification.bounding import bounds as bounds
+    from tightrope.certification.certifying import certify as certify
+    from tightrope.certification.solving import Verification as Verification
+    from tightrope.certification.verifying import verify as verify
+    from tightrope.certification.verifying import verify_file as verify_file
+    from tightrope.errors import UserError as UserError
+    from tightrope.graph import Graph as Graph
+    from tightrope.graph import trace as trace
+    from tightrope.page.contents.reporting import Report as Report
+    from tightrope.page.contents.reporting import report as report
+    from tightrope.runs import Run as Run
+    from tightrope.runs.exporting import export as export
+    from tightrope.runs.summary import Certification as Certification
+    from tightrope.study.comparing import Comparison as Comparison
+    from tightrope.study.comparing import compare as compare
+    from tightrope.study.reproducing import reproduce as reproduce
+    from tightrope.training.estimating import Estimate as Estimate
+    from tightrope.training.estimating import estimate as estimate
+    from tightrope.training.objectives import CCIBP as CCIBP
+    from tightrope.training.objectives import EXPIBP as EXPIBP
+    from tightrope.training.objectives import IBP as IBP
+    from tightrope.training.objectives import IBPR as IBPR
+    from tightrope.training.objectives import MTLIBP as MTLIBP
+    from tightrope.training.objectives import PGD as PGD
+    from tightrope.training.objectives import SABR as SABR
+    from tightrope.training.objectives import STAPS as STAPS
+    from tightrope.training.objectives import TAPS as TAPS
+    from tightrope.training.objectives import Loss as Loss
+    from tightrope.training.objectives import MultiPGD as MultiPGD
+    from tightrope.training.objectives import Objective as Objective
+    from tightrope.training.objectives import Standard as Standard
+    from tightrope.training.training import train as train
+    from tightrope.verdict import Verdict as Verdict
 
+# Where each public name lives.
 _HOMES = {
-    "tightrope.api": (
-        "AttackResult",
-        "Comparison",
-        "Estimate",
-        "Report",
-        "Verification",
-        "attack",
-        "bounds",
-        "certify",
-        "compare",
-        "estimate",
-        "export",
-        "report",
-        "reproduce",
-        "train",
-        "verify",
-        "verify_file",
+    "attacks": ("pgd",),
+    "box": ("Box",),
+    "certification.attacking": ("AttackResult", "attack"),
+    "certification.bounding": ("bounds",),
+    "certification.certifying": ("certify",),
+    "certification.solving": ("Verification",),
+    "certification.verifying": ("verify", "verify_file"),
+    "errors": ("UserError",),
+    "graph": ("Graph", "trace"),
+    "page.contents.reporting": ("Report", "report"),
+    "runs": ("Run",),
+    "runs.exporting": ("export",),
+    "runs.summary": ("Certification",),
+    "study.comparing": ("Comparison", "compare"),
+    "study.reproducing": ("reproduce",),
+    "training.estimating": ("Estimate", "estimate"),
+    "training.objectives": (
+        *("CCIBP", "EXPIBP", "IBP", "IBPR", "MTLIBP", "PGD", "SABR", "STAPS", "TAPS"),
+        *("Loss", "MultiPGD", "Objective", "Standard"),
     ),
-    "tightrope.attacks": ("pgd",),
-    "tightrope.box": ("Box",),
-    "tightrope.certification": ("Certification", "Verdict"),
-    "tightrope.errors": ("UserError",),
-    "tightrope.graph": ("Graph", "trace"),
-    "tightrope.runs": ("Run",),
-    "tightrope.training.objectives": (
-        "CCIBP",
-        "EXPIBP",
-        "IBP",
-        "IBPR",
-        "MTLIBP",
-        "PGD",
-        "SABR",
-        "STAPS",
-        "TAPS",
-        "Loss",
-        "MultiPGD",
-        "Objective",
-        "Standard",
-    ),
+    "training.training": ("train",),
+    "verdict": ("Verdict",),
 }
 
-__all__ = [
-    "CCIBP",
-    "EXPIBP",
-    "IBP",
-    "IBPR",
-    "MTLIBP",
-    "PGD",
-    "SABR",
-    "STAPS",
-    "TAPS",
-    "AttackResult",
-    "Box",
-    "Certification",
-    "Comparison",
-    "Estimate",
-    "Graph",
-    "Loss",
-    "MultiPGD",
-    "Objective",
-    "Report",
-    "Run",
-    "Standard",
-    "UserError",
-    "Verdict",
-    "Verification",
-    "__version__",
-    "attack",
-    "bounds",
-    "certify",
-    "compare",
-    "estimate",
-    "export",
-    "pgd",
-    "report",
-    "reproduce",
-    "trace",
-    "train",
-    "verify",
-    "verify_file",
-]
+__all__ = [name for names in (*_HOMES.values(), ("__version__",)) for name in sorted(names)]
 
 
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(importlib.import_module(home), name)
+            return getattr(importlib.import_module(f"tightrope.{home}"), name)
     raise AttributeError(f"module 'tightrope' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """Keeps `tr.report` a function: importing the package `tightrope.report` would replace it."""
-
-    @property
-    def report(self) -> Any:
-        """The function, as for every other name in `__all__`."""
-        return __getattr__("report")
-
-    @report.setter
-    def report(self, module: ModuleType) -> None:
-        """Ignore what the import system sets; it finds the package by `sys.modules`."""
-
-
-sys.modules[__name__].__class__ = _Package

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tightrope.attacks.fast import compiling
-from tightrope.attacks.fast.compiling import discard_stale
+from tightrope.attacks.kernels import compiling
+from tightrope.attacks.kernels.compiling import discard_stale
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tightrope.attacks import attack_margins, latent, latent_steps
-from tightrope.attacks.fast import chain_attack, chains, increments, last_layer, layouts, reduced
-from tightrope.attacks.fast.chains import chain
+from tightrope.attacks.kernels import chain_attack, chains, increments, last_layer, layouts, reduced
+from tightrope.attacks.kernels.chains import chain
 from tightrope.attacks.latent import wrong_classes
 from tightrope.attacks.pgd import Steps
 from tightrope.box import Box

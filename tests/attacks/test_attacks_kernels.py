@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from tightrope.attacks.fast.lanes_kernel import (
+from tightrope.attacks.kernels.lanes_kernel import (
     LANES,
     add_products,
     choose,
@@ -14,7 +14,7 @@ from tightrope.attacks.fast.lanes_kernel import (
     is_zero,
     scatter,
 )
-from tightrope.attacks.fast.rows_kernel import add_rows, add_runs
+from tightrope.attacks.kernels.rows_kernel import add_rows, add_runs
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

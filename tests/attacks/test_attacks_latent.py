@@ -17,7 +17,7 @@ from tightrope.attacks import (
     pgd,
     wrong_classes,
 )
-from tightrope.attacks.fast import chain_attack, chains
+from tightrope.attacks.kernels import chain_attack, chains
 from tightrope.box import Box
 from tightrope.graph import Graph, trace
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tightrope.attacks import CrossEntropy, Steps, for_points, pgd
-from tightrope.attacks.fast import small
-from tightrope.attacks.fast.small import small_network
+from tightrope.attacks.kernels import small
+from tightrope.attacks.kernels.small import small_network
 from tightrope.box import Box
 from tightrope.graph import Graph, trace
 

@@ -126,7 +126,7 @@ def _event(moment: Moment) -> Event:
         described = changes(moment.folder)
         return lambda event, details: described(event, details) is not None
     if moment.event == "record":
-        record = ("tightrope.certification.journal", "Record")
+        record = ("tightrope.runs.journal", "Record")
         return lambda event, details: event == "pickle.find_class" and details == record
     kind, module = moment.event.split()
     assert kind == "import"

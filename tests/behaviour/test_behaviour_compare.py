@@ -143,7 +143,7 @@ def test_means_and_deviations() -> None:
     entry = tr.Comparison(1, [], "").entries
     assert entry == []
     values = {"natural": [0.5, 0.7, 0.9]}
-    from tightrope.api import Entry
+    from tightrope.study.comparing import Entry
 
     made = Entry("ibp", [], values)
     assert made.mean("natural") == pytest.approx(0.7)

@@ -55,7 +55,7 @@ def test_certifying_goes_on_where_ctrl_c_stopped_it(commands: Commands, run: Pat
     assert not temporary_files(run)
 
 
-@pytest.mark.parametrize("module", ["tightrope.api", "torch", "torch.nn.functional"])
+@pytest.mark.parametrize("module", ["tightrope.runs", "torch", "torch.nn.functional"])
 def test_ctrl_c_during_the_import(tmp_path: Path, module: str) -> None:
     """The first seconds are spent importing torch; people press Ctrl-C then, too."""
     moment = Moment(f"import {module}", how=signal.SIGINT, where=str(SCRIPT))

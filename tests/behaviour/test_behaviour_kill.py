@@ -81,7 +81,7 @@ def assert_same_certification(run: Path, clean: Path) -> None:
 
 
 # Modules that every command imports on its way, the first and the last of them.
-IMPORTS = ("click", "tightrope.api", "numpy", "torch", "torch.nn.functional", "torch.autograd")
+IMPORTS = ("click", "tightrope.runs", "numpy", "torch", "torch.nn.functional", "torch.autograd")
 
 
 class Killer:

@@ -19,7 +19,7 @@ def test_help_imports_no_torch() -> None:
         "from tightrope.cli.main import _run\n"
         "assert _run(['--help']) == 0 and _run([]) == 0 and _run(['--version']) == 0\n"
         "assert _run(['trian']) == 2\n"
-        "heavy = {'torch', 'numpy', 'rich', 'onnx', 'tightrope.api'}\n"
+        "heavy = {'torch', 'numpy', 'rich', 'onnx', 'tightrope.runs'}\n"
         "sys.exit(3 if heavy & set(sys.modules) else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

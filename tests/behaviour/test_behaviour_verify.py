@@ -14,10 +14,10 @@ from commands import Commands, Outcome, assert_refused, unchanged
 from onnx_files import random_layers, run_onnx, write_onnx, write_vnnlib
 from torch import nn
 
-from tightrope.api.verifying import verify, verify_file
+from tightrope.certification.verifying import verify, verify_file
 from tightrope.certification.vnnlib import parse_counterexample, read_vnnlib
-from tightrope.nets.export import export_onnx
-from tightrope.nets.onnx_import import read_onnx
+from tightrope.nets.onnx.exporting import export_onnx
+from tightrope.nets.onnx.importing import read_onnx
 
 WORDS = {"verified": "unsat", "falsified": "sat"}
 COMPETITION = Path(__file__).parents[3] / "shared" / "data" / "vnncomp"

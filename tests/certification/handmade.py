@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tightrope import nets
 from tightrope.certification.cascade import decide
-from tightrope.certification.journal import Record
 from tightrope.certification.stages import STAGES, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.runs import Run
+from tightrope.runs.journal import Record
 from tightrope.training.settings import Settings
 
 Rows = Sequence[Sequence[float]]

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "domains"))
 
 from small_reduced import Neuron, Row, reduced, subproblem
 
-from tightrope.certification.branching import RULES, children, choose
-from tightrope.domains.splits import Bounder
+from tightrope.certification.search.branching import RULES, children, choose
+from tightrope.domains.reduced.splits import Bounder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,17 +18,18 @@ from handmade import blind_spot, network, records
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.certification import branch_and_bound as search
-from tightrope.certification import complete, optimum, solving, stages
-from tightrope.certification.branch_and_bound import BranchAndBound, Outcome
+from tightrope.certification import complete, solving, stages
 from tightrope.certification.complete import Problem, bound_nodes, mixed_integer_program
-from tightrope.certification.optimum import _shifted, worst_margin
 from tightrope.certification.properties import Ball, Samples, Unsafe
+from tightrope.certification.search import branch_and_bound as search
+from tightrope.certification.search import optimum
+from tightrope.certification.search.branch_and_bound import BranchAndBound, Outcome
+from tightrope.certification.search.optimum import _shifted, worst_margin
 from tightrope.certification.solving import solve
 from tightrope.certification.stages import STAGES, Stage, StageSettings
 from tightrope.certification.subjects import Subject
-from tightrope.domains.milp import Optimum
-from tightrope.domains.reduced import reduce
+from tightrope.domains.milp.program import Optimum
+from tightrope.domains.reduced.reduction import reduce
 from tightrope.graph import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -16,7 +16,6 @@ from patterns import exact_minimum
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.certification.branch_and_bound import BranchAndBound, SearchSettings
 from tightrope.certification.complete import (
     Answer,
     Method,
@@ -27,9 +26,10 @@ from tightrope.certification.complete import (
 )
 from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.refutation import Refuter
+from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
 from tightrope.certification.solving import solve
 from tightrope.certification.subjects import Subject
-from tightrope.domains.reduced import reduce
+from tightrope.domains.reduced.reduction import reduce
 from tightrope.graph import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

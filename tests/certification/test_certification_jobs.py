@@ -24,13 +24,13 @@ import torch
 from hangs import PATIENCE
 
 import tightrope as tr
-from tightrope.api import workers
-from tightrope.certification.journal import Record
-from tightrope.certification.properties import Verdict
-from tightrope.lock import Lock
+from tightrope.certification import workers
 from tightrope.runs import Run
+from tightrope.runs.journal import Record
+from tightrope.runs.lock import Lock
+from tightrope.verdict import Verdict
 
-certify_module = importlib.import_module("tightrope.api.certifying")
+certify_module = importlib.import_module("tightrope.certification.certifying")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -125,7 +125,7 @@ def test_a_script_without_a_guard_is_not_run_by_the_workers(certifiable: Run) ->
     script = certifiable.folder / "script.py"
     script.write_text(
         "import tightrope as tr\n"
-        "from tightrope.api import certifying\n"
+        "from tightrope.certification import certifying\n"
         "certifying.BATCH = 2\n"
         "print('here')\n"
         f"print(tr.certify({str(certifiable.folder)!r}, steps=5, jobs=2).complete)\n"

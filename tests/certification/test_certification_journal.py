@@ -19,8 +19,8 @@ import tightrope as tr
 from tightrope import nets
 from tightrope.runs import Run
 
-certify_module = importlib.import_module("tightrope.api.certifying")
-workers_module = importlib.import_module("tightrope.api.workers")
+certify_module = importlib.import_module("tightrope.certification.certifying")
+workers_module = importlib.import_module("tightrope.certification.workers")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,11 +12,11 @@ from patterns import exact_minimum
 from torch import nn
 
 from tightrope.certification.complete import Problem
-from tightrope.certification.optimum import worst_margin
-from tightrope.certification.pool import Pool
 from tightrope.certification.properties import Unsafe
+from tightrope.certification.search.optimum import worst_margin
+from tightrope.certification.search.pool import Pool
 from tightrope.certification.subjects import Subject
-from tightrope.domains.splits import Subproblems
+from tightrope.domains.reduced.splits import Subproblems
 from tightrope.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

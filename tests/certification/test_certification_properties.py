@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from tightrope.box import Box
 from tightrope.certification import properties
 from tightrope.certification.complete import Problem, branch_and_bound, robustness
-from tightrope.certification.properties import Ball, Samples, Unsafe, Verdict
+from tightrope.certification.properties import Ball, Samples, Unsafe
 from tightrope.certification.solving import Verification, solve
 from tightrope.certification.subjects import Subject
+from tightrope.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

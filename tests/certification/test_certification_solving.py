@@ -1,4 +1,4 @@
-"""One problem from beginning to end, as `solve` and `tightrope.api.verifying.verify` decide it."""
+"""One problem from beginning to end, as `solve` and `tr.verify` decide it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from handmade import blind_spot, network
 from instances import draw_instance
 from torch import Tensor, nn
 
-from tightrope.api.verifying import verify
 from tightrope.certification import complete
 from tightrope.certification.complete import (
     NOT_BOUNDED,
@@ -20,13 +19,15 @@ from tightrope.certification.complete import (
     mixed_integer_program,
     robustness,
 )
-from tightrope.certification.properties import Ball, Samples, Verdict
+from tightrope.certification.properties import Ball, Samples
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.solving import Verification, solve
 from tightrope.certification.subjects import Subject
+from tightrope.certification.verifying import verify
 from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.errors import UserError
 from tightrope.graph import trace
+from tightrope.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightrope.certification.journal import Record
-from tightrope.certification.properties import Verdict
-from tightrope.certification.summary import summarize
+from tightrope.runs.journal import Record
+from tightrope.runs.summary import summarize
+from tightrope.verdict import Verdict
 
 OUTCOMES = [
     (Verdict.FALSIFIED, "natural", False),

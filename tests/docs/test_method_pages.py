@@ -11,15 +11,15 @@ import click
 import pytest
 
 from tightrope import nets
-from tightrope.api.training import NETWORK_ARGUMENTS, _gather
-from tightrope.certification.journal import Record
 from tightrope.certification.stages import DEFAULT_STAGES, STAGES, StageSettings
-from tightrope.certification.summary import Certification
 from tightrope.cli.main import COMMANDS, cli
 from tightrope.cli.train import parse_pairs
-from tightrope.study.presets import load_preset, preset_names
+from tightrope.runs.journal import Record
+from tightrope.runs.summary import Certification
 from tightrope.training.objectives import METHODS, find_method, method_options, section
+from tightrope.training.presets import load_preset, preset_names
 from tightrope.training.settings import Settings, describe_settings
+from tightrope.training.training import NETWORK_ARGUMENTS, _gather
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "docs" / "methods", ROOT / "docs" / "certification")

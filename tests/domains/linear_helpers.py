@@ -7,9 +7,9 @@ from networks import points_in
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.domains.bounded import Relaxation
-from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import Effort
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.crown import Effort
 from tightrope.graph import Graph, ops, trace
 from tightrope.graph.graph import Node
 

@@ -11,8 +11,8 @@ from linear_helpers import EPS
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.domains.reduced import Layer, Reduced, Rows
-from tightrope.domains.splits import Subproblems
+from tightrope.domains.reduced.reduction import Layer, Reduced, Rows
+from tightrope.domains.reduced.splits import Subproblems
 
 Number = float | int
 

@@ -19,13 +19,14 @@ from networks import networks
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.domains import crown, interval
-from tightrope.domains.alpha import alpha_bounds, ancestors, forward, optimize_slopes
-from tightrope.domains.bounded import Relaxation, relaxed
-from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import ALPHA, CROWN, CROWN_IBP, Effort, relax
-from tightrope.domains.reduced import reduce
-from tightrope.domains.relaxations import unstable
+from tightrope.domains import interval
+from tightrope.domains.linear.alpha import alpha_bounds, ancestors, forward, optimize_slopes
+from tightrope.domains.linear.bounded import Relaxation, relaxed
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.crown import ALPHA, CROWN, CROWN_IBP, Effort, relax
+from tightrope.domains.linear.relaxations import unstable
+from tightrope.domains.linear.rules import crown
+from tightrope.domains.reduced.reduction import reduce
 from tightrope.graph import Graph, ops, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,9 +15,9 @@ from exact import fractions
 from small_reduced import Neuron, Row, exact_value, floats, reduced
 from torch import Tensor
 
-from tightrope.domains.cuts import _combined, network_cuts
-from tightrope.domains.multineuron import GroupSettings
-from tightrope.domains.reduced import Rows
+from tightrope.domains.reduced.cuts import _combined, network_cuts
+from tightrope.domains.reduced.multineuron import GroupSettings
+from tightrope.domains.reduced.reduction import Rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

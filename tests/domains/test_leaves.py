@@ -15,13 +15,12 @@ from small_reduced import Neuron, Row, reduced, subproblem
 from test_reduced import MATRIX, OFFSET, neuron_values
 from torch import Tensor, nn
 
-from tightrope.domains import leaves
-from tightrope.domains.bounded import Relaxation
-from tightrope.domains.crown import CROWN, relax
-from tightrope.domains.leaves import Leaf, solve_leaf
-from tightrope.domains.reduced import Reduced, reduce
-from tightrope.domains.replay import strict_bounds
-from tightrope.domains.splits import Bounder, Subproblems
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.crown import CROWN, relax
+from tightrope.domains.reduced.leaves import Leaf, solve_leaf
+from tightrope.domains.reduced.reduction import Reduced, leaves, reduce
+from tightrope.domains.reduced.replay import strict_bounds
+from tightrope.domains.reduced.splits import Bounder, Subproblems
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

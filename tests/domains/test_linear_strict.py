@@ -16,9 +16,9 @@ from test_interval_strict import cancelling, digits, eps
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.domains.alpha import optimize_slopes
-from tightrope.domains.bounded import Relaxation
-from tightrope.domains.crown import CROWN, Effort, relax
+from tightrope.domains.linear.alpha import optimize_slopes
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.crown import CROWN, Effort, relax
 from tightrope.graph import Graph, ops, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,10 +18,10 @@ from linear_helpers import EPS, wired
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.domains.bounded import relaxed
-from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import CROWN_IBP, relax
-from tightrope.domains.linear import Form
+from tightrope.domains.linear.bounded import relaxed
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.crown import CROWN_IBP, relax
+from tightrope.domains.linear.rules import Form
 from tightrope.graph import Graph, ops
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,7 +8,7 @@ from linear_helpers import wired
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.domains.magnitudes import Magnitudes, largest, magnitudes
+from tightrope.domains.linear.magnitudes import Magnitudes, largest, magnitudes
 from tightrope.graph import ops
 
 

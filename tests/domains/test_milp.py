@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from tightrope.box import Box
 from tightrope.domains import interval, milp
-from tightrope.domains.encoding import Encoding
-from tightrope.domains.highs import Objective, Solver
+from tightrope.domains.milp.encoding import Encoding
+from tightrope.domains.milp.highs import Objective, Solver
 from tightrope.errors import UserError
 from tightrope.graph import Graph, evaluate, ops, trace
 

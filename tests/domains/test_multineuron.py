@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tightrope.domains.multineuron import (
+from tightrope.domains.reduced.multineuron import (
     Constraints,
     GroupSettings,
     choose_groups,

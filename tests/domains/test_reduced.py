@@ -13,11 +13,11 @@ from linear_helpers import EPS, many_points, small_box, small_network
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.domains.bounded import Relaxation
-from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import Effort, relax
-from tightrope.domains.reduced import Reduced, reduce, reducible
-from tightrope.domains.splits import Bounder, Cuts, Subproblems
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.crown import Effort, relax
+from tightrope.domains.reduced.reduction import Reduced, reduce, reducible
+from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems
 from tightrope.graph import evaluate, ops, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

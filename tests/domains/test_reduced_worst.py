@@ -20,8 +20,8 @@ from small_reduced import Neuron, Row, reduced
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.domains.crown import CROWN_IBP, best_bounds, relax
-from tightrope.domains.reduced import Reduced, Reducer, Rows, reduce, reducible
+from tightrope.domains.linear.crown import CROWN_IBP, best_bounds, relax
+from tightrope.domains.reduced.reduction import Reduced, Reducer, Rows, reduce, reducible
 from tightrope.graph import Graph, ops
 
 pytestmark = pytest.mark.usefixtures("one_thread")

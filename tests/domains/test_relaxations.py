@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.domains.relaxations import Lines, free_slopes, lines, unstable
+from tightrope.domains.linear.relaxations import Lines, free_slopes, lines, unstable
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.graph import Node

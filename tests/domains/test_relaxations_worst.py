@@ -11,7 +11,7 @@ from test_relaxations import BENT, CURVED, assert_encloses_exactly, one_node
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.domains.relaxations import _CURVES, _clearance, lines, unstable
+from tightrope.domains.linear.relaxations import _CURVES, _clearance, lines, unstable
 from tightrope.graph import ops
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -25,11 +25,11 @@ from test_reduced import (
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.domains.bounded import Relaxation
-from tightrope.domains.crown import CROWN, relax
-from tightrope.domains.reduced import Reduced, reduce
-from tightrope.domains.replay import strict_bounds
-from tightrope.domains.splits import Bounder, Cuts, Subproblems
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.crown import CROWN, relax
+from tightrope.domains.reduced.reduction import Reduced, reduce
+from tightrope.domains.reduced.replay import strict_bounds
+from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems
 from tightrope.graph import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -200,7 +200,7 @@ def test_bounds_that_are_not_numbers_prove_nothing() -> None:
 
 
 def test_chunks_and_empty_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tightrope.domains import replay
+    from tightrope.domains.reduced.reduction import replay
 
     _, network = reduced("dense", "relu", rounding=EPS)
     problems = random_problems(network, 7, splits=0.3, seed=0)

@@ -17,8 +17,8 @@ from linear_helpers import EPS
 from small_reduced import Neuron, Number, Row, exact_rows, floats, reduced, subproblem
 from torch import Tensor
 
-from tightrope.domains.replay import strict_bounds
-from tightrope.domains.splits import Cuts
+from tightrope.domains.reduced.replay import strict_bounds
+from tightrope.domains.reduced.splits import Cuts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor, nn
 
 import tightrope as tr
-from tightrope.api.bounding import METHODS
 from tightrope.box import Box
+from tightrope.certification.bounding import METHODS
 from tightrope.certification.complete import Problem
-from tightrope.certification.properties import Unsafe, Verdict
+from tightrope.certification.properties import Unsafe
 from tightrope.certification.solving import solve
 from tightrope.certification.subjects import Subject
 from tightrope.domains import interval, milp
-from tightrope.domains.encoding import Encoding
+from tightrope.domains.milp.encoding import Encoding
 from tightrope.graph import Graph, Node, evaluate, ops
 from tightrope.precision import ROUNDING
+from tightrope.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

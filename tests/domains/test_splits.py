@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_reduced import Neuron, Row, reduced, subproblem
 
-from tightrope.domains.splits import Bounder
+from tightrope.domains.reduced.splits import Bounder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

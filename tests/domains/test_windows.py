@@ -8,10 +8,10 @@ from linear_helpers import EPS, Residual, small_box, small_network
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.domains.bounded import Relaxation
-from tightrope.domains.coefficients import Coefficients, Windows, unit_rows
-from tightrope.domains.crown import Effort, relax
-from tightrope.domains.linear import backward
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.coefficients import Coefficients, Windows, unit_rows
+from tightrope.domains.linear.crown import Effort, relax
+from tightrope.domains.linear.rules import backward
 from tightrope.graph import Graph, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

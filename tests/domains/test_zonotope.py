@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tightrope.box import Box
 from tightrope.domains import interval, zonotope
-from tightrope.domains.pooling import windows
+from tightrope.domains.linear.pooling import windows
 from tightrope.graph import Graph, Node, evaluate, ops, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from handmade_modules import Call
 from torch import Tensor
 
-from tightrope.graph import converters, ops
+from tightrope.graph import ops
+from tightrope.graph.trace.tracing import converters
 from tightrope.graph.values import Apply, Value, apply
 
 aten = torch.ops.aten

@@ -15,7 +15,8 @@ from planted_bugs import BUGS, FLAT
 from torch import Tensor, fx, nn
 
 from tightrope.errors import UserError
-from tightrope.graph import capture, converters, trace
+from tightrope.graph import trace
+from tightrope.graph.trace.tracing import capture, converters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

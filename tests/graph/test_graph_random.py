@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tightrope.box import Box
 from tightrope.errors import UserError
-from tightrope.graph import Graph, converters, ops, trace
+from tightrope.graph import Graph, ops, trace
+from tightrope.graph.trace.tracing import converters
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -2,7 +2,7 @@
 
 Each file there is about one file of the package and holds a list of mutants:
 
-    file = "domains/replay.py"
+    file = "domains/reduced/replay.py"
 
     [[mutant]]
     name = "alpha-not-clamped"          # with the name of the list: replay/alpha-not-clamped

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tightrope.errors import UserError
-from tightrope.nets.onnx_runtime import compute_node
+from tightrope.nets.onnx.runtime import compute_node
 
 MASK = 1e9
 LARGEST = 1e15

@@ -16,7 +16,7 @@ from torch import nn
 
 from tightrope import nets
 from tightrope.errors import UserError
-from tightrope.nets import export
+from tightrope.nets.onnx import exporting as export
 
 
 def trained_looking(name: str, shape: tuple[int, ...], **settings) -> nn.Module:

@@ -14,8 +14,11 @@ from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.errors import UserError
 from tightrope.graph import ops
 from tightrope.graph.same import same_outputs
-from tightrope.nets import onnx_check, onnx_constants, onnx_operators, onnx_structure
-from tightrope.nets.onnx_import import OnnxNetwork, read_onnx
+from tightrope.nets.onnx import check as onnx_check
+from tightrope.nets.onnx import constants as onnx_constants
+from tightrope.nets.onnx import operators as onnx_operators
+from tightrope.nets.onnx import structure as onnx_structure
+from tightrope.nets.onnx.importing import OnnxNetwork, read_onnx
 
 ints = np.array
 IMAGE = (1, 2, 7, 8)

@@ -18,8 +18,8 @@ from onnx_reference import evaluator
 
 from tightrope.errors import UserError
 from tightrope.graph.same import same_outputs
-from tightrope.nets.onnx_import import OnnxNetwork, read_onnx
-from tightrope.nets.onnx_operators import CONVERTERS
+from tightrope.nets.onnx.importing import OnnxNetwork, read_onnx
+from tightrope.nets.onnx.operators import CONVERTERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

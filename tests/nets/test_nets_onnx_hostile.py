@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models import node, random_array, save_model
 from patience import memory, within
 
-from tightrope.api.verifying import verify_file
+from tightrope.certification.verifying import verify_file
 from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.errors import UserError
-from tightrope.nets.onnx_import import read_onnx
+from tightrope.nets.onnx.importing import read_onnx
 
 ints = np.array
 LONG = np.array([2**33])

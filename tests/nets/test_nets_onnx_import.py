@@ -18,7 +18,7 @@ from torch import nn
 from tightrope import nets
 from tightrope.errors import UserError
 from tightrope.graph import ops
-from tightrope.nets.onnx_import import OnnxNetwork, read_onnx
+from tightrope.nets.onnx.importing import OnnxNetwork, read_onnx
 
 VNNCOMP = Path(__file__).parents[3] / "shared" / "data" / "vnncomp"
 IMAGE = (1, 2, 6, 5)

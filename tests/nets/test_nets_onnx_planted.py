@@ -17,9 +17,12 @@ from onnx_models import node, random_array, save_model
 
 from tightrope.errors import UserError
 from tightrope.graph import ops
-from tightrope.nets import onnx_builder, onnx_operators, onnx_shapes, onnx_windows
-from tightrope.nets.onnx_builder import Call
-from tightrope.nets.onnx_import import read_onnx
+from tightrope.nets.onnx import builder as onnx_builder
+from tightrope.nets.onnx import operators as onnx_operators
+from tightrope.nets.onnx import shapes as onnx_shapes
+from tightrope.nets.onnx import windows as onnx_windows
+from tightrope.nets.onnx.builder import Call
+from tightrope.nets.onnx.importing import read_onnx
 
 IMAGE = (1, 2, 6, 6)
 SQUARE = (1, 4, 4)

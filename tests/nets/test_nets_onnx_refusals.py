@@ -15,8 +15,9 @@ from onnx import TensorProto, helper
 from onnx_models import node, random_array, save_model
 
 from tightrope.errors import UserError
-from tightrope.nets import onnx_convert, onnx_import
-from tightrope.nets.onnx_import import read_onnx
+from tightrope.nets.onnx import convert as onnx_convert
+from tightrope.nets.onnx import importing as onnx_import
+from tightrope.nets.onnx.importing import read_onnx
 
 ints = np.array
 
@@ -190,7 +191,7 @@ def test_missing_packages(package, tmp_path, monkeypatch):
 
 def test_importing_needs_no_onnx():
     code = (
-        "import sys, tightrope.nets.onnx_import;"
+        "import sys, tightrope.nets.onnx.importing;"
         "sys.exit(any(name.split('.')[0] in ('onnx', 'onnxruntime') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

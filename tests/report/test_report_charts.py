@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tightrope.report.axes import Scale, path, ticks, widen
-from tightrope.report.content import Certificate, Contents
-from tightrope.report.margins import bin_edges, count_bins
-from tightrope.report.numbers import count, duration, percent, significant
-from tightrope.report.overview import radius_value
-from tightrope.report.pictures import is_picture, picture, signed_picture
-from tightrope.report.tradeoff import LETTER, LINE, draw_tradeoff
+from tightrope.page.axes import Scale, path, ticks, widen
+from tightrope.page.content import Certificate, Contents
+from tightrope.page.margins import bin_edges, count_bins
+from tightrope.page.numbers import count, duration, percent, significant
+from tightrope.page.overview import radius_value
+from tightrope.page.pictures import is_picture, picture, signed_picture
+from tightrope.page.tradeoff import LETTER, LINE, draw_tradeoff
 
 values = st.floats(-1e6, 1e6).map(lambda v: round(v, 4))
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tightrope.api.report_commands import certify_command, repeat_commands, train_command
 from tightrope.cli.evaluate import certify
 from tightrope.cli.train import parse_pairs, train
-from tightrope.study.presets import load_preset
+from tightrope.page.contents.commands import certify_command, repeat_commands, train_command
 from tightrope.training.objectives import METHODS
+from tightrope.training.presets import load_preset
 from tightrope.training.settings import Settings
 
 

@@ -366,10 +366,10 @@ def test_a_folder_is_no_page(tmp_path: Path) -> None:
 
 
 def test_the_function_stays_a_function() -> None:
-    import tightrope.report.scatter
+    import tightrope.page.scatter
 
     assert callable(tr.report) and tr.report.__name__ == "report"
-    assert tightrope.report is tr.report
+    assert tightrope.page is tr.report
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

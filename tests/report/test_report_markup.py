@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightrope.report.markup import Markup, data_block, escape, join, page_file, tag
+from tightrope.page.markup import Markup, data_block, escape, join, page_file, tag
 
 HOSTILE = "</script><script>alert(1)</script><!--\"'&<img src=x onerror=alert(2)>"
 

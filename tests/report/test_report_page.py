@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_runs import Page
 
-from tightrope.report.content import (
+from tightrope.page.content import (
     VERDICTS,
     Certificate,
     Contents,
@@ -25,8 +25,8 @@ from tightrope.report.content import (
     Skipped,
     Stage,
 )
-from tightrope.report.document import render
-from tightrope.report.markup import page_file
+from tightrope.page.document import render
+from tightrope.page.markup import page_file
 
 SECTIONS = ("summary", "training", "certification", "tradeoff", "margins", "gallery", "settings")
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;"

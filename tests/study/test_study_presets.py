@@ -11,12 +11,12 @@ from importlib import resources
 import pytest
 
 from tightrope import data, nets
-from tightrope.api.training import NETWORK_ARGUMENTS, NORMALIZED
 from tightrope.graph import Graph, trace
 from tightrope.radius import parse_radius
-from tightrope.study.presets import load_preset, preset_names
 from tightrope.training.objectives import METHODS
+from tightrope.training.presets import load_preset, preset_names
 from tightrope.training.settings import Settings
+from tightrope.training.training import NETWORK_ARGUMENTS, NORMALIZED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,7 +36,7 @@ SCHEDULES = {  # epochs, epochs at radius 0, ramp, decays, batch
 
 
 def text_of(name: str) -> str:
-    file = resources.files("tightrope.study.presets").joinpath(*f"{name}.toml".split("/"))
+    file = resources.files("tightrope.training.presets").joinpath(*f"{name}.toml".split("/"))
     return file.read_text(encoding="utf-8")
 
 

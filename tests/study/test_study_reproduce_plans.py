@@ -12,7 +12,7 @@ from tightrope.study import families
 from tightrope.study.experiment import SCALES
 from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.plans import Plan, adjust, vary
-from tightrope.study.presets import load_preset, preset_names
+from tightrope.training.presets import load_preset, preset_names
 from tightrope.training.settings import Settings
 
 NAMES = (

@@ -12,8 +12,7 @@ import pytest
 from hangs import PATIENCE
 
 import tightrope as tr
-from tightrope.api import reproducing
-from tightrope.study import output
+from tightrope.study import output, reproducing
 from tightrope.study.experiment import Column, Experiment, Findings, Picture, Table, Verdict
 from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.measured import Measurements

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import tightrope as tr
-from tightrope.api.estimating import trained_split
 from tightrope.errors import UserError
 from tightrope.graph import trace
+from tightrope.training.estimating import trained_split
 from tightrope.training.settings import Settings
 
 SMALL: dict[str, Any] = {"train_samples": 64, "validation": 32, "batch_size": 16, "epochs": 2}

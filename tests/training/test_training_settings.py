@@ -13,8 +13,8 @@ from small_trainings import resolve
 from tightrope import nets
 from tightrope.errors import UserError
 from tightrope.radius import format_radius, parse_radius
-from tightrope.study.presets import describe_presets, load_preset, preset_names
 from tightrope.training.objectives import IBP, PGD, Standard
+from tightrope.training.presets import describe_presets, load_preset, preset_names
 from tightrope.training.settings import Settings, describe_settings, flatten
 
 # --- radii ------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ def test_presets_parse_and_resolve(name):
 
 
 def test_every_preset_begins_with_a_comment():
-    folder = resources.files("tightrope.study.presets")
+    folder = resources.files("tightrope.training.presets")
     files = {f.name.removesuffix(".toml"): f for f in folder.iterdir() if f.name.endswith(".toml")}
     for inner in folder.iterdir():
         if inner.is_dir() and not inner.name.startswith("__"):

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tightrope.attacks.fast.chain_attack import attack_chain
-from tightrope.attacks.fast.chains import FOLLOWED, chain
 from tightrope.attacks.goals import CrossEntropy, Targeted
+from tightrope.attacks.kernels.chain_attack import attack_chain
+from tightrope.attacks.kernels.chains import FOLLOWED, chain
 from tightrope.attacks.pgd import NetworkLandscape, Search, Steps, climb, pgd
 from tightrope.attacks.points import for_points
 from tightrope.box import Box, spread

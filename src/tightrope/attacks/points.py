@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.attacks.fast.small import small_network
+from tightrope.attacks.kernels.small import small_network
 from tightrope.attacks.pgd import Network
 from tightrope.graph import Graph, evaluate, ops
 from tightrope.graph.dense import convolution_matrix, multiply, pays

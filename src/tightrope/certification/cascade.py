@@ -12,19 +12,16 @@ import torch
 from torch import Tensor
 
 from tightrope.attacks import worst_margin
-from tightrope.certification.journal import Record
-from tightrope.certification.properties import Ball, Samples, Verdict
+from tightrope.certification.properties import Ball, Samples
 from tightrope.certification.stages import Findings, Stage, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.precision import full_precision
+from tightrope.runs.examination import batch_seed
+from tightrope.runs.journal import Record
+from tightrope.verdict import Verdict
 
 # Called with a sample's index and its counterexample; returns the name to put in the journal.
 Keep = Callable[[int, Tensor], str]
-
-
-def batch_seed(seed: int, first_index: int) -> int:
-    """Return the seed of the batch that begins with a sample."""
-    return (seed * 1_000_003 + first_index) % 2**63
 
 
 @dataclass

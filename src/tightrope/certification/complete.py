@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.certification.branch_and_bound import BranchAndBound, Outcome
 from tightrope.certification.properties import Samples, Unsafe
 from tightrope.certification.refutation import Fails, Refuter
+from tightrope.certification.search.branch_and_bound import BranchAndBound, Outcome
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains import milp
-from tightrope.domains.bounded import Relaxation, relaxed
-from tightrope.domains.crown import ALPHA, Effort, reduction_fits, relax, unstable_neurons
-from tightrope.domains.reduced import reduce, reducible
-from tightrope.domains.relaxations import unstable
+from tightrope.domains.linear.bounded import Relaxation, relaxed
+from tightrope.domains.linear.crown import ALPHA, Effort, reduction_fits, relax, unstable_neurons
+from tightrope.domains.linear.relaxations import unstable
+from tightrope.domains.milp import program as milp
+from tightrope.domains.reduced.reduction import reduce, reducible
 from tightrope.errors import UserError
 from tightrope.precision import ROUNDING
 

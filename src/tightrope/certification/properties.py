@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 
 import torch
@@ -23,14 +22,6 @@ from tightrope.errors import UserError, shorten
 from tightrope.radius import Radius, parse_radius
 
 GOAL_ENTRIES = 1 << 24  # of the goals that are attacked together
-
-
-class Verdict(StrEnum):
-    """What certification can say of a sample; there is nothing else."""
-
-    VERIFIED = "verified"
-    FALSIFIED = "falsified"
-    UNKNOWN = "unknown"
 
 
 # The values that an input can have at all; None: any.

@@ -15,27 +15,18 @@ from tightrope.certification.complete import (
     bound_nodes,
     branch_and_bound,
 )
-from tightrope.certification.properties import Verdict
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.bounded import Relaxation
-from tightrope.domains.crown import best_bounds
-from tightrope.domains.reduced import reducible
-from tightrope.errors import UserError, shorten
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.crown import best_bounds
+from tightrope.domains.reduced.reduction import reducible
+from tightrope.errors import UserError
 from tightrope.precision import full_precision
+from tightrope.verdict import Verdict
 
 ATTACK_STEPS = 50
 NO_TIME = "time: the attack had not ended"
-
-
-MOST_SEEDS = 2**63
-
-
-def check_seed(seed: int) -> None:
-    """Refuse a seed that is none of torch's."""
-    if not 0 <= seed < MOST_SEEDS:
-        raise UserError(f"seed must lie in [0, 2^63), got {shorten(seed)}")
 
 
 def check_timeout(timeout: float) -> None:

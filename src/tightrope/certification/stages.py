@@ -19,9 +19,9 @@ from tightrope.certification import complete
 from tightrope.certification.properties import Samples, Unsafe
 from tightrope.certification.subjects import Subject
 from tightrope.domains import interval
-from tightrope.domains.bounded import Relaxation
-from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import ALPHA, CROWN_IBP, best_bounds, relax
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.crown import ALPHA, CROWN_IBP, best_bounds, relax
 from tightrope.precision import ROUNDING
 
 # Neurons whose bounds are held at a time.

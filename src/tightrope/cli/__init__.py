@@ -1,4 +1,4 @@
-"""The command line: thin commands around `tightrope.api`."""
+"""The command line: thin commands around Python calls."""
 
 from tightrope.cli.main import main
 

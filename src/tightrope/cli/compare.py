@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tightrope import api
+import tightrope as tr
 from tightrope.cli.output import (
     console,
     percent,
@@ -18,6 +18,7 @@ from tightrope.cli.output import (
     training_bar,
 )
 from tightrope.cli.train import parse_pairs, planned_epochs
+from tightrope.study.comparing import Entry
 from tightrope.training.trainer import Progress
 
 
@@ -69,7 +70,7 @@ def compare(
             own = None if preset is None else preset.replace("{method}", method)
             return stack.enter_context(training_bar(planned_epochs(own, given)))
 
-        result = api.compare(
+        result = tr.compare(
             names,
             out=out,
             seeds=seeds,
@@ -87,7 +88,7 @@ def compare(
         raise SystemExit(1)
 
 
-def print_comparison(result: api.Comparison) -> None:
+def print_comparison(result: tr.Comparison) -> None:
     """Print a comparison for people."""
     columns = ("natural", "adversarial", "taps", "certified")
     print_table(
@@ -107,11 +108,11 @@ def print_comparison(result: api.Comparison) -> None:
         console.print("for a picture: pip install 'tightrope[plots]'")
 
 
-def _cell(entry: api.Entry, column: str) -> str:
+def _cell(entry: Entry, column: str) -> str:
     deviation = entry.deviation(column)
     return percent(entry.mean(column)) + (f" ± {100 * deviation:.2f}" if deviation else "")
 
 
-def _seconds(entry: api.Entry) -> str:
+def _seconds(entry: Entry) -> str:
     mean = entry.mean("seconds")
     return "-" if mean is None else f"{mean:.0f} s"

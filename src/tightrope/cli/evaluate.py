@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from tightrope import api
+import tightrope as tr
 from tightrope.certification.stages import DEFAULT_STAGES
-from tightrope.certification.summary import Certification
 from tightrope.cli.output import (
     console,
     percent,
@@ -18,6 +17,7 @@ from tightrope.cli.output import (
     sample_bar,
     tell_waiting,
 )
+from tightrope.runs.summary import Certification
 
 _run = click.argument("run", type=click.Path(path_type=Path))
 _eps = click.option("--eps", help="Radius: 0.1 or 8/255.  [the run's own]")
@@ -57,7 +57,7 @@ def attack(
 ) -> None:
     """Attack the test samples of a run with PGD."""
     with sample_bar("attacking", quiet=as_json) as update:
-        result = api.attack(
+        result = tr.attack(
             run,
             eps=eps,
             samples=samples,
@@ -126,7 +126,7 @@ def certify(
             done = summary.verified + summary.falsified + summary.unknown
             update(done, summary.samples, f"certified {percent(summary.certified)}")
 
-        summary = api.certify(
+        summary = tr.certify(
             run,
             eps=eps,
             samples=samples,
@@ -182,7 +182,7 @@ def print_summary(run: Path, summary: Certification) -> None:
 def estimate(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
     """Estimate robust accuracy by the training approximations (no proofs)."""
     with sample_bar("estimating", quiet=as_json) as update:
-        result = api.estimate(run, wait=wait and tell_waiting, progress=update, **options)
+        result = tr.estimate(run, wait=wait and tell_waiting, progress=update, **options)
     if as_json:
         print_json(result)
         return
@@ -200,7 +200,7 @@ def estimate(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
 @_json
 def export(run: Path, onnx: Path, as_json: bool) -> None:
     """Write the network of a run as ONNX, checked by onnxruntime."""
-    difference = api.export(run, onnx=onnx)
+    difference = tr.export(run, onnx=onnx)
     if as_json:
         print_json({"onnx": str(onnx), "largest_difference": difference})
     else:

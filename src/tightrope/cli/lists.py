@@ -10,8 +10,8 @@ import click
 from tightrope import data as datasets
 from tightrope import nets as networks
 from tightrope.cli.output import console, print_json, print_table, sample_bar
-from tightrope.study.presets import describe_presets
 from tightrope.training.objectives import METHODS, find_method, method_options, section
+from tightrope.training.presets import describe_presets
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 

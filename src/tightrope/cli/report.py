@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tightrope import api
+import tightrope as tr
 from tightrope.cli.output import console, print_json
 
 
@@ -23,7 +23,7 @@ def report(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     tightrope report runs/a
     tightrope report runs/* -o report.html
     """
-    result = api.report(runs, out=out)
+    result = tr.report(runs, out=out)
     if as_json:
         print_json({"report": str(result.page), "runs": result.runs})
         return

@@ -11,7 +11,7 @@ import click
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from tightrope import api
+import tightrope as tr
 from tightrope.cli.output import console, fits, print_json, print_table
 from tightrope.cli.train import parse_pairs
 from tightrope.errors import UserError
@@ -61,7 +61,7 @@ def reproduce(
     if name is None:
         raise UserError(f"name an experiment, or use --list: {', '.join(EXPERIMENTS)}")
     with _display(as_json) as display:
-        result = api.reproduce(
+        result = tr.reproduce(
             name,
             scale=scale,
             out=out,

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from tightrope import api
+import tightrope as tr
 from tightrope.cli.output import console, percent, print_json, tell_waiting, training_bar
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.runs import Run
-from tightrope.study.presets import load_preset
+from tightrope.training.presets import load_preset
 from tightrope.training.settings import describe_settings
 
 
@@ -59,7 +59,7 @@ def train(
     given |= parse_pairs(pairs)
     epochs = _epochs(out, preset, given, resume)
     with nullcontext(None) if as_json else training_bar(epochs) as bar:
-        run = api.train(
+        run = tr.train(
             out=out,
             preset=preset,
             resume=resume,

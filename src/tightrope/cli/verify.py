@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from tightrope.api.verifying import verify_and_tell
-from tightrope.certification.properties import Verdict
 from tightrope.certification.solving import Verification
+from tightrope.certification.verifying import verify_and_tell
 from tightrope.cli.output import print_json
 from tightrope.errors import printable
 from tightrope.files import write_text
+from tightrope.verdict import Verdict
 
 
 @click.command()

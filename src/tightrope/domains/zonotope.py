@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box, flat
-from tightrope.domains.pooling import windows
+from tightrope.domains.linear.pooling import windows
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map

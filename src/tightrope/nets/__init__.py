@@ -1,7 +1,7 @@
 """Architectures by name; a network to and from a folder; ONNX export."""
 
-from tightrope.nets.export import export_onnx
 from tightrope.nets.normalize import Normalize
+from tightrope.nets.onnx.exporting import export_onnx
 from tightrope.nets.registry import NETS, NetSpec, NetSummary, build, describe, find, net_names
 from tightrope.nets.storage import (
     ARCHITECTURE_FILE,

@@ -15,21 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightrope.api.estimating import BATCH, estimators, trained_split, worst_margins
-from tightrope.api.evaluation import Examination, examine
 from tightrope.attacks import Margin, Steps, pgd, worst_margin
-from tightrope.certification import optimum
-from tightrope.certification.cascade import batch_seed
 from tightrope.certification.complete import Problem, bound_nodes, robustness
 from tightrope.certification.properties import Ball, Samples
+from tightrope.certification.search import optimum
 from tightrope.certification.subjects import Subject
-from tightrope.domains import milp
+from tightrope.domains.milp import program as milp
 from tightrope.files import open_to_append, write_json, write_text
 from tightrope.graph import Graph, trace
 from tightrope.precision import full_precision
-from tightrope.runs import ESTIMATED, EXACT, SPLITS, Run
+from tightrope.runs.examination import Examination, batch_seed, examine
+from tightrope.runs.folder import ESTIMATED, EXACT, SPLITS, Run
 from tightrope.study.measured import read_lines
 from tightrope.training.batchnorm import FixedModel, evaluation_model
+from tightrope.training.estimating import BATCH, estimators, trained_split, worst_margins
 from tightrope.training.objectives import STAPS, TAPS, Objective
 from tightrope.training.objectives.propagation import evaluation_batch
 

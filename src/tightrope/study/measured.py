@@ -15,7 +15,7 @@ import numpy as np
 from tightrope.errors import UserError
 from tightrope.files import read_json
 from tightrope.reading import parse_json, read_records
-from tightrope.runs import ESTIMATED, EXACT, SPLITS, Run
+from tightrope.runs.folder import ESTIMATED, EXACT, SPLITS, Run
 from tightrope.study.experiment import Claim, Verdict
 from tightrope.training.settings import Settings
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tightrope.errors import UserError
-from tightrope.study.presets import load_preset
 from tightrope.training.objectives import method_options, section
+from tightrope.training.presets import load_preset
 
 # Words of a name that need no option in front of them.
 _PLAIN = ("single", "multi")

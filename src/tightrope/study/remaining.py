@@ -11,7 +11,7 @@ from tightrope.errors import UserError
 from tightrope.limits import JSON_BYTES
 from tightrope.radius import format_radius, parse_radius
 from tightrope.reading import parse_json, read_bytes
-from tightrope.runs import ESTIMATED, EXACT, SPLITS, Run
+from tightrope.runs.folder import ESTIMATED, EXACT, SPLITS, Run
 from tightrope.study.measured import read_lines
 from tightrope.study.plans import Plan
 from tightrope.training.settings import Settings, read_toml

@@ -30,10 +30,11 @@ def carry_out(
 
     With `wait`, a run folder that somebody else is working on is waited for.
     """
-    from tightrope.api import certify, train
+    from tightrope.certification.certifying import certify
     from tightrope.runs import Run
     from tightrope.study import remaining
     from tightrope.study.margins import estimate_margins, exact_margins, measure_splits
+    from tightrope.training.training import train
 
     run = Run(folder)
     queue = (lambda reason: watch("waiting", 0, 1)) if wait else False

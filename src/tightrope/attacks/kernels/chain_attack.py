@@ -1,0 +1,84 @@
+"""The latent attack on chains of layers, by less work for the same result.
+
+There are two ways. Small classifiers are reduced to what can change inside each box (`reduced`); in
+large ones, what changes from step to step is followed (`increments`).
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tightrope.attacks.kernels.chains import Array, Chain, Task, flat, image
+from tightrope.attacks.kernels.increments import Increments
+from tightrope.attacks.kernels.reduced import Reduction
+from tightrope.attacks.pgd import Steps
+from tightrope.box import Box
+
+# Streams of random numbers: a fixed number, so that threads have no influence on the points.
+STREAMS = 32
+
+
+class ChainSearch(Protocol):
+    """A way to climb."""
+
+    def climb(self, piece: slice, points: Tensor, best: Tensor, scores: Tensor) -> None:
+        """Take all steps from some samples' points; keep the best of them."""
+
+
+def attack_chain(
+    classifier: Chain,
+    box: Box,
+    labels: Tensor,
+    targets: Tensor,
+    *,
+    steps: Steps,
+    restarts: int,
+    start: Tensor | None,
+    memory: int,
+) -> Tensor:
+    """Return the best points as `attack_margins` does."""
+    box = Box(*(flat(t, 1).contiguous() for t in box.corners))
+    count = targets.shape[1]
+    shapes = classifier.shapes
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        # Drawn for the whole batch, so that the pieces have no influence on the points.
+        fresh = _draw(box, count, pool) if start is None else _project(box, flat(start, 2))
+        best = fresh.clone()
+        scores = best.new_full(targets.shape, -torch.inf)
+        each = 4 * count * sum(map(math.prod, shapes)) * best.element_size()
+        size = max(1, memory // each)
+        task = Task(classifier, box, labels, targets, steps, pool)
+        search: ChainSearch = Reduction(task) if classifier.reducible else Increments(task)
+        for restart in range(restarts):
+            points = fresh if restart == 0 else _draw(box, count, pool)
+            for begin in range(0, len(labels), size):
+                search.climb(slice(begin, begin + size), points, best, scores)
+    return image(best, shapes[0])
+
+
+def _draw(box: Box, count: int, pool: ThreadPoolExecutor) -> Tensor:
+    """Draw points as `Box.sample` does, on all threads."""
+    from tightrope.attacks.kernels.drawing_kernel import place  # the compiler takes a while to load
+
+    points = box.lower.new_empty(len(box.lower), count, box.lower.shape[1])
+    seeds = np.random.SeedSequence(int(torch.randint(1 << 62, ()))).spawn(STREAMS)
+    parts = zip(*(np.array_split(t.numpy(), STREAMS) for t in (points, *box.corners)), strict=True)
+
+    def fill(seed: np.random.SeedSequence, arrays: tuple[Array, ...]) -> None:
+        part = arrays[0]
+        np.random.Generator(np.random.SFC64(seed)).random(out=part, dtype=part.dtype.type)
+        place(*arrays)
+
+    list(pool.map(fill, seeds, parts))
+    return points
+
+
+def _project(box: Box, points: Tensor) -> Tensor:
+    lower, upper = (t.unsqueeze(1) for t in box.corners)
+    return torch.clamp(points, lower, upper).contiguous()

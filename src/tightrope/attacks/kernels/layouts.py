@@ -1,0 +1,130 @@
+"""How `changes_kernel` wants values and weights to lie in memory.
+
+Values have their channels last and are flattened: what a change at a pixel adds to the windows
+above it, or a window to the pixels below it, is then a few runs of neighbouring numbers.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch.nn.functional as F
+
+from tightrope.attacks.kernels.chains import Array, Shape
+from tightrope.graph import ops
+
+if TYPE_CHECKING:  # the compiler takes a while to load
+    from tightrope.attacks.kernels.changes_kernel import Layer
+
+# Runs of fewer numbers than this are not worth a sum of their own.
+SHORT = 8
+# With fewer channels than this, few changes go to the same windows.
+FEW = 8
+
+
+def window_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
+    """Lay out a layer as windows on the pixels before it; a linear one is a single window."""
+    from tightrope.attacks.kernels.changes_kernel import Joint, Layer
+
+    channels, size = shape[0], shape[1:] or (1, 1)
+    if isinstance(op, ops.Conv2d):
+        windows = _Windows(size, op.weight.shape[2:], op.stride, op.padding)
+    else:  # one window on everything
+        windows = _Windows(size, size, size, (0, 0))
+    weight = op.weight.reshape(len(op.weight), channels, *windows.kernel)
+    blocks, phases, upwards, downwards = _tables(windows)
+    # Towards the windows, taps of a phase are together, last ones first; missing ones are zero.
+    taps = windows.taps
+    missing = [n * s - k for n, s, k in zip(taps, windows.stride, windows.kernel, strict=True)]
+    padded = F.pad(weight, (0, missing[1], 0, missing[0]))
+    by_phase = padded.unflatten(3, (taps[1], -1)).unflatten(2, (taps[0], -1)).flip(2, 4)
+    forwards = by_phase.permute(3, 5, 1, 2, 4, 0).flatten(3).flatten(0, 2)
+    backwards = weight.permute(0, 2, 3, 1).flatten(1)
+    channel, outputs = np.arange(channels), np.arange(len(weight))
+    picks = (phases[:, None] * channels + channel).ravel()
+    above = np.repeat(blocks, channels), picks, forwards.contiguous().numpy(), upwards
+    below = (
+        np.repeat(np.arange(len(downwards)), len(weight)),
+        np.tile(outputs, len(downwards)),
+        backwards.contiguous().numpy(),
+        downwards,
+    )
+    columns = backwards.T[: len(backwards.T) if channels < FEW else 0]
+    return Layer(
+        Joint(*above, short=_short(upwards, len(weight))),
+        Joint(*below, short=_short(downwards, channels)),
+        columns.contiguous().numpy(),
+        downwards * channels,
+    )
+
+
+def _short(runs: Array, channels: int) -> bool:
+    return bool(runs[..., 2].max() * channels < SHORT)
+
+
+class _Windows(NamedTuple):
+    """Where the windows of a layer are."""
+
+    size: Shape
+    kernel: Shape
+    stride: Shape
+    padding: Shape
+
+    @property
+    def counts(self) -> Shape:
+        """How many there are each way."""
+        every = zip(*self, strict=True)
+        return tuple((size + 2 * pad - k) // step + 1 for size, k, step, pad in every)
+
+    @property
+    def taps(self) -> Shape:
+        """How many of them, at most, a pixel is part of, each way."""
+        return tuple(-(-k // step) for k, step in zip(self.kernel, self.stride, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _tables(windows: _Windows) -> tuple[Array, Array, Array, Array]:
+    """Return blocks of pixels in the same windows, phases, and what is above and below.
+
+    That is, the block and the phase of each pixel, the runs of windows above each block, and the
+    runs of pixels below each window.
+    """
+    size, kernel, stride, padding = windows
+    counts, taps = windows.counts, windows.taps
+    numbers: dict[Shape, int] = {}
+    blocks, phases, above, below = [], [], [], []
+    for y, x in np.ndindex(*size):
+        row, phase_y = divmod(y + padding[0], stride[0])
+        column, phase_x = divmod(x + padding[1], stride[1])
+        phases.append(phase_y * stride[1] + phase_x)
+        if (row, column) not in numbers:
+            first = row - taps[0] + 1, column - taps[1] + 1
+            above.append(_overlap(first, (row, column), counts))
+        blocks.append(numbers.setdefault((row, column), len(numbers)))
+    for y, x in np.ndindex(*counts):
+        first = y * stride[0] - padding[0], x * stride[1] - padding[1]
+        last = first[0] + kernel[0] - 1, first[1] + kernel[1] - 1
+        below.append(_overlap(first, last, size))
+    return np.array(blocks), np.array(phases), _table(above), _table(below)
+
+
+def _overlap(first: Shape, last: Shape, size: Shape) -> list[tuple[int, int, int]]:
+    """Return the rows of a rectangle inside a map: place in the map, in the rectangle, length."""
+    left, right = max(first[1], 0), min(last[1], size[1] - 1)
+    width = last[1] - first[1] + 1
+    if right < left:
+        return []
+    return [
+        (y * size[1] + left, (y - first[0]) * width + left - first[1], right - left + 1)
+        for y in range(max(first[0], 0), min(last[0], size[0] - 1) + 1)
+    ]
+
+
+def _table(rows: list[list[tuple[int, int, int]]]) -> Array:
+    """Return lists of different lengths as one array; zeros fill it up."""
+    table = np.zeros((len(rows), max(1, *map(len, rows)), 3), np.int64)
+    for i, row in enumerate(rows):
+        table[i, : len(row)] = np.array(row).reshape(-1, 3)
+    return table

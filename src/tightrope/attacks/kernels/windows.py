@@ -1,0 +1,46 @@
+"""Affine layers as windows on the values before them, for the compiled loops."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tightrope.attacks.kernels.chains import Array, Shape, bias, flat
+from tightrope.graph import ops
+
+
+class Layer(NamedTuple):
+    """An affine layer: every channel looks at every window.
+
+    Its outputs are [windows, channels], flattened; so are the values before it.
+    """
+
+    taps: Array  # [windows, taps]: values below the window; one past the last for padding
+    weights: Array  # [channels, taps]
+    biases: Array  # [channels]
+
+
+def lay_out(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
+    """Lay out a layer on values of some shape; a linear one is a single window."""
+    if isinstance(op, ops.Conv2d):
+        taps = _taps(shape, tuple(op.weight.shape[2:]), op.stride, op.padding)
+        weights = op.weight.permute(0, 2, 3, 1).flatten(1)
+    else:
+        taps = np.arange(math.prod(shape), dtype=np.int32)[None]
+        weights = flat(op.weight.unflatten(1, shape), 1)
+    return Layer(taps, weights.contiguous().numpy(), bias(op).contiguous().numpy())
+
+
+@lru_cache(maxsize=64)
+def _taps(shape: Shape, kernel: Shape, stride: Shape, padding: Shape) -> Array:
+    channels, height, width = shape
+    numbers = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
+    pixels = F.unfold(numbers, kernel, padding=padding, stride=stride)[0].T.long() - 1
+    taps = pixels.unsqueeze(2) * channels + torch.arange(channels)
+    taps[pixels < 0] = channels * height * width  # padding
+    return taps.flatten(1).to(torch.int32).contiguous().numpy()

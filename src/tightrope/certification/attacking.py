@@ -1,0 +1,102 @@
+"""`tightrope.attack`: how many samples an attack breaks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tightrope.certification.properties import Ball, Samples
+from tightrope.certification.stages import StageSettings, attack_stage
+from tightrope.certification.subjects import Subject
+from tightrope.files import write_json
+from tightrope.precision import full_precision
+from tightrope.radius import Radius, format_radius
+from tightrope.runs import Run, open_run
+from tightrope.runs.examination import Examination, batch_seed, check_attack, examine
+from tightrope.runs.lock import Wait
+
+BATCH = 250
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Accuracies under attack; `adversarial` counts samples that stayed correct."""
+
+    samples: int
+    natural: float
+    adversarial: float
+    seconds: float
+    settings: dict[str, Any]
+
+
+def attack(
+    run: Run | str | Path,
+    *,
+    eps: Radius | None = None,
+    samples: int | None = None,
+    start: int = 0,
+    steps: int = 200,
+    restarts: int = 5,
+    seed: int = 0,
+    device: str | None = None,
+    wait: Wait = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> AttackResult:
+    """Attack test samples of a run by PGD and write `attack.json`.
+
+    A sample counts as broken only if the original network misclassifies a point of the exact
+    ball. A run that another command is working on is an error unless `wait` queues for it.
+    `progress(done, total)` is called after each batch.
+    """
+    run = open_run(run)
+    check_attack(steps, restarts, seed)
+    run.check()
+    with run.lock("attack", wait):
+        examination = examine(run, eps, samples, start, device)
+        result = _attack(run, examination, steps, restarts, seed, progress)
+        write_json(run.attack, asdict(result))
+    return result
+
+
+def _attack(
+    run: Run,
+    examination: Examination,
+    steps: int,
+    restarts: int,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> AttackResult:
+    subject = Subject.of(examination.module, examination.input_shape)
+    settings = StageSettings(steps, restarts)
+    total, natural, adversarial = len(examination.indices), 0, 0
+    started = time.perf_counter()
+    with torch.random.fork_rng(), full_precision():
+        for first in range(0, total, BATCH):
+            indices, x, labels = examination.batch(first, first + BATCH)
+            torch.manual_seed(batch_seed(seed, int(indices[0])))
+            right = (subject.predict(x) == labels).nonzero()[:, 0]
+            natural += len(right)
+            if len(right):
+                samples_left = Samples(Ball(x[right], examination.eps), labels[right])
+                broken = attack_stage(subject, samples_left, settings).falsified
+                adversarial += int((~broken).sum())
+            progress(min(first + BATCH, total), total)
+    return AttackResult(
+        total,
+        natural / total,
+        adversarial / total,
+        time.perf_counter() - started,
+        {
+            "eps": format_radius(examination.eps),
+            "start": int(examination.indices[0]),
+            "steps": steps,
+            "restarts": restarts,
+            "seed": seed,
+            **run.fingerprints(),
+        },
+    )

@@ -1,0 +1,115 @@
+"""`tightrope.bounds`: lower and upper bounds on a network's outputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tightrope.box import Box
+from tightrope.certification.properties import PIXELS, Domain, parse_ball
+from tightrope.domains import interval, zonotope
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.crown import ALPHA, CROWN, CROWN_IBP, best_bounds, relax
+from tightrope.errors import UserError, unknown_name
+from tightrope.graph import Graph, trace
+from tightrope.graph.maxpool import expand_max_pools
+from tightrope.precision import ROUNDING, full_precision
+from tightrope.radius import Radius
+
+METHODS = ("ibp", "zonotope", "crown-ibp", "crown", "alpha")
+
+
+def bounds(
+    network: nn.Module | Graph,
+    x: Tensor | Box,
+    *,
+    eps: Radius | None = None,
+    domain: Domain = PIXELS,
+    method: str = "crown",
+    node: str | None = None,
+) -> Box:
+    """Bound the outputs of a network, or of one of its layers, on a batch of inputs.
+
+    `x` is a batch of inputs with a radius `eps`, or a `Box` of any corners. The ball is cut off at
+    `domain`, the range of values that inputs can have at all (None: no cut), where `x` must lie.
+    `method` is one of ibp, zonotope, crown-ibp, crown and alpha, from loose and fast to tight.
+    `node` is a layer's name in the module; its last operation is bounded. The bounds are float64
+    and hold in exact arithmetic, apart from zonotope's.
+    """
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    box = _region(x, eps, domain)
+    if not box.lower.dim():
+        raise UserError("x has no dimensions: give a batch of inputs, the batch first")
+    graph = network if isinstance(network, Graph) else trace(network, tuple(box.lower.shape[1:]))
+    if tuple(box.lower.shape[1:]) != graph.input_shape:
+        raise UserError(
+            f"x has shape {tuple(box.lower.shape[1:])}, the network takes {graph.input_shape}"
+        )
+    graph = _upto(graph, node).detach().to(torch.float64)
+    if not len(box.lower):  # as with any function of a batch, nothing of nothing
+        nothing = box.lower.new_empty(0, *graph.output_shape)
+        return Box(nothing, nothing.clone())
+    with torch.no_grad(), full_precision():
+        if method == "ibp":
+            return interval.bounds(graph, box, rounding=ROUNDING)[0]
+        if method == "zonotope":
+            return zonotope.bounds(graph, box)[0]
+        graph = expand_max_pools(graph)
+        if method == "alpha":
+            boxes = [_alpha(graph, box[i : i + 1]) for i in range(len(box.lower))]
+            return Box(
+                *(torch.cat([getattr(b, side) for b in boxes]) for side in ("lower", "upper"))
+            )
+        effort = CROWN_IBP if method == "crown-ibp" else CROWN
+        return _output_box(relax(graph, box, effort=effort, rounding=ROUNDING))
+
+
+def _region(x: Tensor | Box, eps: Radius | None, domain: Domain) -> Box:
+    if isinstance(x, Box):
+        if eps is not None:
+            raise UserError("give either a box or an input with eps, not both")
+        lower, upper = (t.double() for t in x.corners)
+        if not bool((lower <= upper).all()):
+            raise UserError("the box is empty: a lower corner lies above the upper one")
+        return Box(lower, upper)
+    if eps is None:
+        raise UserError("eps is missing: the radius around x")
+    return parse_ball(x, eps, domain).outer()
+
+
+def _upto(graph: Graph, node: str | None) -> Graph:
+    if node is None:
+        return graph
+    names = [n.name for n in graph.nodes]
+    if node not in names:
+        raise unknown_name("layer", node, set(names))
+    last = len(names) - 1 - names[::-1].index(node)
+    return Graph(graph.nodes[: last + 1])
+
+
+def _alpha(graph: Graph, box: Box) -> Box:
+    relaxation = relax(graph, box, effort=ALPHA, rounding=ROUNDING)
+    size = torch.Size(graph.output_shape).numel()
+    unit = torch.eye(size, dtype=torch.float64, device=box.lower.device)
+    lower = best_bounds(relaxation, unit, threshold=float("inf"))
+    upper = -best_bounds(relaxation, -unit, threshold=float("inf"))
+    known = relaxation.boxes[relaxation.output]
+    shape = known.lower.shape
+    return Box(
+        torch.fmax(lower.view(shape), known.lower), torch.fmin(upper.view(shape), known.upper)
+    )
+
+
+def _output_box(relaxation: Relaxation) -> Box:
+    """Return linear bounds of all outputs, intersected with interval bounds."""
+    known = relaxation.boxes[relaxation.output]
+    batch, size = len(known.lower), known.lower[0].numel()
+    unit = torch.eye(size, dtype=torch.float64, device=known.lower.device)
+    rows = unit.view(size, *known.lower.shape[1:]).repeat(batch, *(1 for _ in known.lower.shape))
+    rows = rows.view(batch * size, *known.lower.shape[1:])
+    owner = torch.arange(batch, device=unit.device).repeat_interleave(size)
+    lower = relaxation.lower(relaxation.output, Coefficients(rows, owner)).view_as(known.lower)
+    upper = -relaxation.lower(relaxation.output, Coefficients(-rows, owner)).view_as(known.lower)
+    return Box(torch.fmax(lower, known.lower), torch.fmin(upper, known.upper))

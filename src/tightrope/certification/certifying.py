@@ -1,0 +1,246 @@
+"""`tightrope.certify`: verdicts for the samples of a run, journalled as they come."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tightrope import data
+from tightrope.certification.solving import check_timeout
+from tightrope.certification.stages import DEFAULT_STAGES, STAGES
+from tightrope.certification.workers import Batch, Task, decide_here, decide_in_workers
+from tightrope.errors import UserError, shorten, unknown_name
+from tightrope.files import read_json, write_json
+from tightrope.graph import trace
+from tightrope.radius import Radius, format_radius
+from tightrope.runs.examination import Examination, check_attack, examine
+from tightrope.runs.folder import FINGERPRINTS, Run, open_run
+from tightrope.runs.journal import Journal, Record
+from tightrope.runs.lock import Lock, Wait
+from tightrope.runs.summary import Certification, summarize
+
+# The unit of work and of randomness, whatever the number of jobs. Few samples of a batch are left
+# for the attack, which is wasteful on few; but large networks need their memory, and what a large
+# batch had done is done again after an interruption.
+BATCH = 500
+SMALLEST_BATCH = 50
+NEURONS = 1 << 23  # of all samples of a batch
+# Within a batch, progress is reported no more often than this.
+PROGRESS_SECONDS = 5.0
+
+Progress = Callable[[Certification], None]
+
+
+def certify(
+    run: Run | str | Path,
+    *,
+    eps: Radius | None = None,
+    samples: int | None = None,
+    start: int = 0,
+    stages: Sequence[str] = DEFAULT_STAGES,
+    timeout: float = 60.0,
+    steps: int = 200,
+    restarts: int = 5,
+    seed: int = 0,
+    jobs: int = 1,
+    device: str | None = None,
+    force: bool = False,
+    wait: Wait = False,
+    progress: Progress = lambda summary: None,
+) -> Certification:
+    """Certify test samples of a run; write `certification.jsonl` and `certification.json`.
+
+    A certification that was interrupted continues where it stopped. One with other settings, of
+    another network or of other samples is an error unless `force` discards it; so is one by an
+    earlier version that did not note what it was of. `timeout` is how many seconds
+    a complete stage may spend on one sample; `steps` and `restarts` belong to the attack. A run
+    that another command is working on is an error unless `wait` queues for it.
+
+    With `jobs`, several processes share the samples, each with its part of the threads. The
+    records are the same (as far as rounding does not depend on the number of threads), in the
+    order in which they come. `progress` gets the summary so far, at least after each batch.
+    """
+    run = open_run(run)
+    for name in stages:
+        if name not in STAGES:
+            raise unknown_name("stage", name, STAGES)
+    if not stages or len(set(stages)) < len(stages):
+        raise UserError(f"stages must be different names out of: {', '.join(STAGES)}")
+    check_attack(steps, restarts, seed)
+    if jobs < 1:
+        raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
+    check_timeout(timeout)
+    run.check()
+    with run.lock("certify", wait) as lock:
+        examination = examine(run, eps, samples, start, device)
+        settings = {
+            "eps": format_radius(examination.eps),
+            "start": start,
+            "samples": len(examination.indices),
+            "stages": list(stages),
+            "timeout": float(timeout),
+            "steps": steps,
+            "restarts": restarts,
+            "seed": seed,
+            **run.fingerprints(),
+        }
+        if force or not run.journal.exists():
+            run.clear_certification()  # without a journal, what else is there is a remnant
+        run.tidy()
+        records = _earlier_records(run, settings, examination)
+        session = _Session(run, examination, settings, records, progress)
+        # Written before the first sample, so that a journal always has its settings beside it.
+        write_json(run.certification, session.summary().to_json())
+        return session.decide_all(jobs, lock)
+
+
+def _earlier_records(
+    run: Run, settings: dict[str, Any], examination: Examination
+) -> dict[int, Record]:
+    if not run.journal.exists() or not run.journal.stat().st_size:
+        return {}
+    summary = read_json(run.certification, "the summary of the certification")
+    before = summary.get("settings") if isinstance(summary, dict) else None
+    if not isinstance(before, dict):
+        raise UserError(f"{run.certification} is damaged; start over with --force")
+    _check_settings(run, settings, before)
+    records = Journal(run.journal).read(set(examination.indices.tolist()))
+    _check_samples(run, records, examination.data)
+    return records
+
+
+def _check_settings(run: Run, settings: dict[str, Any], before: dict[str, Any]) -> None:
+    """Refuse to go on with other settings, or with another network, than before."""
+    network = [name for name in FINGERPRINTS if before.get(name) not in (None, settings[name])]
+    if network:
+        raise UserError(
+            f"{run.folder} was certified with another network (since then changed: "
+            f"{', '.join(network)}); restore it, or start over with --force"
+        )
+    missing = [name for name in FINGERPRINTS if before.get(name) is None]
+    changed = [n for n in settings if before.get(n) != settings[n] and n not in missing]
+    if changed:
+        raise UserError(
+            f"{run.folder} was certified with other settings ({', '.join(changed)}); "
+            "repeat those, or start over with --force"
+        )
+    if missing:
+        raise _untraceable(run)
+
+
+def _untraceable(run: Run) -> UserError:
+    return UserError(
+        f"{run.folder} was certified by an earlier version, which did not note the network and the "
+        "samples that its verdicts are of; start over with --force"
+    )
+
+
+def _check_samples(run: Run, records: dict[int, Record], dataset: data.Dataset) -> None:
+    """Refuse records of samples that are not those of the data set any more."""
+    known = {i: record.fingerprint for i, record in records.items() if record.fingerprint}
+    if len(known) < len(records):
+        raise _untraceable(run)
+    changed = dataset.changed_sample(known)
+    if changed is not None:
+        what = "image" if records[changed].label == int(dataset.y_test[changed]) else "label"
+        raise UserError(
+            f"{dataset.name} has changed since {run.folder} was certified: test sample {changed} "
+            f"has another {what}; restore it, or start over with --force"
+        )
+
+
+def _batch_size(examination: Examination) -> int:
+    """Return how many samples go together: as many as memory allows, within limits."""
+    graph = trace(examination.module, examination.input_shape)
+    neurons = sum(math.prod(node.shape) for node in graph.nodes)
+    return min(BATCH, max(SMALLEST_BATCH, NEURONS // neurons))
+
+
+class _Session:
+    """One certification, tied to its run folder."""
+
+    def __init__(
+        self,
+        run: Run,
+        examination: Examination,
+        settings: dict[str, Any],
+        records: dict[int, Record],
+        progress: Progress,
+    ) -> None:
+        self.run, self.examination, self.settings = run, examination, settings
+        self.records, self.progress = records, progress
+        self.fingerprints: dict[int, str] = {}
+        self.batch = _batch_size(examination)
+        self.shown = time.monotonic()
+
+    def decide_all(self, jobs: int, lock: Lock) -> Certification:
+        """Decide all samples that are still open, batch by batch."""
+        batches = self._open_batches()
+        workers = min(jobs, len(batches))
+        todo = (self._batch(first) for first in batches)
+        device = self.examination.device
+        task = Task(
+            self.run,
+            self.examination.module,
+            self.examination.input_shape,
+            self.examination.eps,
+            self.settings,
+        )
+        with Journal(self.run.journal) as journal:
+            add = partial(self._add, journal)
+            if workers > 1:
+                threads = max(1, torch.get_num_threads() // jobs)
+                decide_in_workers(
+                    task, todo, device, add, self._notice, lock, workers=workers, threads=threads
+                )
+            elif workers:
+                decide_here(task, todo, device, add, self._notice)
+        summary = self.summary()
+        assert summary.complete
+        assert summary.verified + summary.falsified + summary.unknown == summary.samples
+        write_json(self.run.certification, summary.to_json())
+        return summary
+
+    def summary(self) -> Certification:
+        """Summarise what is known so far."""
+        total = len(self.examination.indices)
+        return summarize(self.records.values(), total, self.settings)
+
+    def _open_batches(self) -> list[int]:
+        """Return the positions where batches with undecided samples begin.
+
+        Such a batch runs again as a whole: same numbers as without the interruption.
+        """
+        indices = self.examination.indices.tolist()
+        return [
+            first
+            for first in range(0, len(indices), self.batch)
+            if any(i not in self.records for i in indices[first : first + self.batch])
+        ]
+
+    def _batch(self, first: int) -> Batch:
+        tensors = self.examination.batch(first, first + self.batch)
+        indices, x, labels = (t.cpu().numpy() for t in tensors)
+        hashes = self.examination.data.fingerprints(tensors[0])
+        self.fingerprints |= dict(zip(indices.tolist(), hashes, strict=True))
+        known = frozenset(i for i in indices.tolist() if i in self.records)
+        return Batch(indices, x, labels, known)
+
+    def _add(self, journal: Journal, record: Record) -> None:
+        if record.index not in self.records:
+            record = replace(record, fingerprint=self.fingerprints[record.index])
+            self.records[record.index] = record
+            journal.append(record)
+
+    def _notice(self, batch_finished: bool) -> None:
+        now = time.monotonic()
+        if batch_finished or now - self.shown >= PROGRESS_SECONDS:
+            self.shown = now
+            self.progress(self.summary())

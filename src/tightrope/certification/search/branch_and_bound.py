@@ -1,0 +1,234 @@
+"""Branch and bound: a property of one box, decided by splitting ReLUs.
+
+All rows of the property that are not proved yet share one pool of subproblems. Each round takes
+those with the lowest bounds, splits a neuron of each (several while there are few), and bounds
+all children at once. The search runs on a reduced network in float32; a subproblem is closed
+only by a strict bound (`tightrope.domains.reduced.replay`). Points where bounds
+are attained are tried as counterexamples.
+
+The property is safe if in each *group* of rows at least one row is positive everywhere; a
+counterexample makes all rows of some group nonpositive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tightrope.certification.search import branching
+from tightrope.certification.search.pool import Pool
+from tightrope.domains.reduced.cuts import network_cuts
+from tightrope.domains.reduced.leaves import solve_leaf
+from tightrope.domains.reduced.multineuron import GroupSettings
+from tightrope.domains.reduced.reduction import Reduced
+from tightrope.domains.reduced.replay import strict_bounds
+from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems
+
+# Points of the lowest bounds are tried in each of the first rounds, and every so many later.
+EAGER = 8
+TRIED = 64
+
+# Gets points (flat) and the group each is about; returns a counterexample or None.
+Refute = Callable[[Tensor, Tensor], Tensor | None]
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How the search goes about it."""
+
+    batch: int = 512
+    iterations: int = 6
+    root_iterations: int = 40
+    alpha_rate: float = 0.1
+    beta_rate: float = 0.1
+    branching: str = "intercept"
+    candidates: int = 3
+    smallest_batch: int = 64
+    # Multi-neuron constraints raise the first bounds; on the networks measured so far, the search
+    # as a whole is faster without them.
+    groups: GroupSettings | None = None
+    memory: int = 2 << 30
+
+
+DEFAULTS = SearchSettings()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the search came to.
+
+    `proved` and `point` exclude each other; with neither, `reason` says what ended the search.
+    `bound` is the lowest bound of what is still open, or of everything that was proved.
+    """
+
+    proved: bool
+    point: Tensor | None
+    bound: float
+    subproblems: int
+    open: int
+    reason: str = ""
+
+
+class BranchAndBound:
+    """The search on one reduced network, whose rows belong to groups, [rows]."""
+
+    def __init__(
+        self,
+        network: Reduced,
+        group: Tensor,
+        refute: Refute,
+        *,
+        settings: SearchSettings = DEFAULTS,
+    ) -> None:
+        self.network, self.group, self.refute, self.settings = network, group, refute, settings
+        self.cuts: Cuts | None = None
+        if settings.groups is not None:
+            self.cuts = network_cuts(self.network, settings.groups)
+        rough = None if self.cuts is None else self.cuts.to(torch.float32)
+        self.bounder = Bounder(self.network.to(torch.float32), rough)
+        self.count = 0
+        self.stuck = 0
+        self.lowest = float("inf")
+
+    def run(self, deadline: float) -> Outcome:
+        """Search until everything is decided or `time.monotonic()` passes the deadline."""
+        pool = self._root()
+        point = self._try(pool) if len(pool) else None
+        rounds = 0
+        while len(pool) and point is None:
+            reason = self._out_of_budget(pool, deadline)
+            if reason:
+                return self._outcome(pool, None, reason)
+            point = self._round(pool, deadline)
+            rounds += 1
+            # What the first few rounds did not find becomes ever less likely to be there.
+            if point is None and len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
+                point = self._try(pool)
+        if point is not None:
+            return self._outcome(pool, point, "")
+        reason = "subproblems too close to zero to decide" if self.stuck else ""
+        return self._outcome(pool, None, reason)
+
+    def _out_of_budget(self, pool: Pool, deadline: float) -> str:
+        if time.monotonic() > deadline:
+            return "time"
+        return "memory" if pool.bytes > self.settings.memory else ""
+
+    def _outcome(self, pool: Pool, point: Tensor | None, reason: str) -> Outcome:
+        proved = point is None and not reason
+        bound = min(self.lowest, pool.lowest) if len(pool) else self.lowest
+        return Outcome(proved, point, bound, self.count, len(pool) + self.stuck, reason)
+
+    def _root(self) -> Pool:
+        """Bound all rows without splits; each open group goes on with its best row."""
+        rows = torch.arange(len(self.group), device=self.group.device)
+        start = self.bounder.root(rows)
+        bound, problems = self.bounder.improve(
+            start,
+            iterations=self.settings.root_iterations,
+            alpha_rate=self.settings.alpha_rate,
+        )
+        self.count += len(problems)
+        proved = self._prove(bound, problems)
+        settled = self.group[proved].unique()
+        # The best row of each group comes first in it.
+        order = bound.argsort(descending=True, stable=True)
+        order = order[self.group[order].argsort(stable=True)]
+        first = torch.ones_like(proved)
+        first[1:] = self.group[order[1:]] != self.group[order[:-1]]
+        index = order[first & ~torch.isin(self.group[order], settled)]
+        return Pool(problems[index], bound[index])
+
+    def _prove(self, bound: Tensor, problems: Subproblems) -> Tensor:
+        """Return which subproblems are proved, strictly; the bounds of others are not positive."""
+        proved = torch.zeros_like(bound, dtype=torch.bool)
+        promising = (bound > 0).nonzero()[:, 0]
+        if len(promising):
+            chosen = problems[promising]
+            strict = strict_bounds(self.network, chosen, cuts=self.cuts)
+            good = torch.isfinite(strict) & (strict > 0)
+            proved[promising] = good
+            if good.any():
+                self.lowest = min(self.lowest, float(strict[good].min()))
+            bound[promising[~good]] = _number(strict[~good]).clamp(max=0.0).to(bound)
+        return proved
+
+    def _round(self, pool: Pool, deadline: float) -> Tensor | None:
+        """Split and bound one batch; return a counterexample if one is met."""
+        batch, before = pool.take(self.settings.batch)
+        free = ((batch.sign == 0) & self.bounder.bends).sum(1)
+        if (free == 0).any():
+            leaves, bound = batch[free == 0], before[free == 0]
+            done, point = self._solve_leaves(leaves, deadline)
+            pool.add(leaves[done:], bound[done:])
+            batch, free = batch[free > 0], free[free > 0]
+            if not len(batch) or point is not None:
+                return point
+        levels = self._levels(len(batch), int(free.min()))
+        neurons = branching.choose(
+            self.bounder,
+            batch,
+            rule=self.settings.branching,
+            levels=levels,
+            candidates=max(self.settings.candidates, levels),
+        )
+        new = branching.children(batch, neurons)
+        bound, new = self.bounder.improve(
+            new,
+            iterations=self.settings.iterations,
+            alpha_rate=self.settings.alpha_rate,
+            beta_rate=self.settings.beta_rate,
+        )
+        self.count += len(new)
+        still = ~self._prove(bound, new)
+        pool.add(new[still], bound[still])
+        return None
+
+    def _levels(self, count: int, free: int) -> int:
+        levels = 1
+        while count << (levels + 1) <= self.settings.smallest_batch * 2 and levels < 4:
+            levels += 1
+        return min(levels, free)
+
+    def _try(self, pool: Pool) -> Tensor | None:
+        """Try the points at which the lowest bounds are attained as counterexamples."""
+        problems = pool.peek(TRIED)
+        points = self.bounder.minimizer(self.bounder.look(problems))
+        return self.refute(points, self.group[problems.row])
+
+    def _solve_leaves(self, problems: Subproblems, deadline: float) -> tuple[int, Tensor | None]:
+        """Solve fully split subproblems; return how many, and a counterexample if one is met."""
+        for i in range(len(problems)):
+            if time.monotonic() > deadline:
+                return i, None
+            one = problems[i : i + 1]
+            group = self.group[one.row[0]]
+            rows = (self.group == group).nonzero()[:, 0]
+            try:
+                leaf = solve_leaf(self.network, replace(one, beta=one.beta.double()), rows)
+            except ValueError:  # numbers that are not finite: there is no such linear program
+                self.stuck, self.lowest = self.stuck + 1, float("-inf")
+                continue
+            # All rows nonpositive make any such combination nonpositive.
+            weights = self.network.lower.new_zeros(1, len(self.group))
+            weights[0, rows] = leaf.weights
+            bound = strict_bounds(self.network, leaf.problem, weights, self.cuts)
+            if torch.isfinite(bound[0]) and bound[0] > 0:
+                self.lowest = min(self.lowest, float(bound[0]))
+                continue
+            if leaf.point is not None:
+                found = self.refute(leaf.point[None], group[None])
+                if found is not None:
+                    return i + 1, found
+            self.stuck += 1
+            self.lowest = min(self.lowest, _number(bound)[0].item())
+        return len(problems), None
+
+
+def _number(bound: Tensor) -> Tensor:
+    """Return bounds, those that are not finite as what they say: nothing."""
+    return torch.where(torch.isfinite(bound), bound, -torch.inf)

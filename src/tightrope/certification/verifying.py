@@ -1,0 +1,248 @@
+"""`tightrope.verify`: one property of one network, proved or refuted.
+
+`verify` asks whether a network is robust around one input, `verify_file` whether a VNN-LIB
+property of an ONNX network has a counterexample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from tightrope.box import Box
+from tightrope.certification.complete import Problem, robustness
+from tightrope.certification.properties import PIXELS, Domain, Samples, Unsafe, parse_ball
+from tightrope.certification.solving import Verification, check_timeout, solve
+from tightrope.certification.subjects import Subject
+from tightrope.certification.vnnlib import (
+    Case,
+    Specification,
+    floats,
+    format_counterexample,
+    read_vnnlib,
+)
+from tightrope.deadline import Deadline, OutOfTimeError
+from tightrope.errors import UserError, shorten
+from tightrope.graph import Graph
+from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
+from tightrope.nets.onnx.check import evenly
+from tightrope.nets.onnx.importing import OnnxNetwork, read_onnx
+from tightrope.radius import Radius
+from tightrope.runs.examination import check_seed
+from tightrope.verdict import Verdict
+
+Network = nn.Module | Graph | OnnxNetwork
+
+NO_TIME = "time: not all of the input boxes were looked at"
+NOT_READ = "time: the files were not read to their end"
+NO_FLOATS = "rounding: the outputs have factors that no floats stand for"
+# A network is compared with its file at points of so many of the boxes of a property.
+CHECKED_BOXES = 6
+
+
+def verify(
+    network: Network,
+    x: Tensor,
+    label: int,
+    *,
+    eps: Radius,
+    domain: Domain = PIXELS,
+    timeout: float = 60.0,
+    seed: int = 0,
+) -> Verification:
+    """Decide whether no point within `eps` of `x` (and within `domain`) changes the class.
+
+    `x` is one input without a batch dimension, in the network's own precision. The result says
+    `verified`, `falsified` (with a counterexample) or `unknown` (with a reason).
+    """
+    check_timeout(timeout)
+    check_seed(seed)
+    x, label = x.detach(), int(label)
+    ball = parse_ball(x[None], eps, domain)
+    with _evaluating(network):
+        subject = examine_network(network, tuple(x.shape), ball.inner())
+        _check_sample(network, subject.graph, x, label)
+        samples = Samples(ball, torch.tensor([label], device=x.device))
+        if isinstance(network, OnnxNetwork):
+            network.check([samples.ball.outer()])
+        if int(subject.predict(x[None])[0]) != label:
+            return Verification(Verdict.FALSIFIED, "natural", 0.0, counterexample=x)
+        return solve(subject, robustness(subject, samples), timeout=timeout, seed=seed)
+
+
+@contextmanager
+def _evaluating(network: Network) -> Iterator[None]:
+    """Leave a module's layers in the modes they were in."""
+    layers = list(network.modules()) if isinstance(network, nn.Module) else []
+    modes = [layer.training for layer in layers]
+    try:
+        yield
+    finally:
+        for layer, mode in zip(layers, modes, strict=True):
+            layer.training = mode
+
+
+def _check_sample(network: Network, graph: Graph, x: Tensor, label: int) -> None:
+    if len(graph.output_shape) != 1 or graph.output_shape[0] < 2:
+        raise UserError(
+            f"the network must give one number for each of at least two classes, but its output "
+            f"has shape {graph.output_shape} (x has no batch dimension)"
+        )
+    if not 0 <= label < graph.output_shape[0]:
+        raise UserError(
+            f"label must be one of 0 to {graph.output_shape[0] - 1}, got {shorten(label)}"
+        )
+    dtype = network.dtype if isinstance(network, OnnxNetwork) else _precision(graph, x.dtype)
+    if x.dtype != dtype:
+        raise UserError(f"x must be {dtype}, which is what the network takes, got {x.dtype}")
+
+
+def _precision(graph: Graph, default: torch.dtype) -> torch.dtype:
+    """Return the type of the network's weights; numbers of no dimension do not count."""
+    found = [default if default.is_floating_point else torch.float32]
+
+    def look(tensor: Tensor) -> Tensor:
+        if tensor.dim() and tensor.is_floating_point():
+            found.append(tensor.dtype)
+        return tensor
+
+    graph.map_tensors(look)
+    return found[-1]
+
+
+def examine_network(network: Network, input_shape: tuple[int, ...], box: Box) -> Subject:
+    """Return what certification needs of a module, a graph or an ONNX network.
+
+    Whether the graph is the network is checked at points of the box, too.
+    """
+    if isinstance(network, nn.Module):
+        return Subject.of(network, input_shape, box)
+    run: Callable[[Tensor], Tensor] = network if isinstance(network, Graph) else network.run
+    graph = network if isinstance(network, Graph) else network.graph
+    if graph.input_shape != input_shape:
+        raise UserError(f"x has shape {input_shape}, the network takes {graph.input_shape}")
+    return Subject(graph, run)
+
+
+def verify_file(
+    onnx: Path | str, vnnlib: Path | str, *, timeout: float = 60.0, seed: int = 0
+) -> Verification:
+    """Decide a VNN-LIB property of an ONNX network: `verified` if it has no counterexample.
+
+    A file that describes several input boxes has a counterexample if one of them has.
+    """
+    return verify_and_tell(onnx, vnnlib, timeout=timeout, seed=seed)[0]
+
+
+def verify_and_tell(
+    onnx: Path | str, vnnlib: Path | str, *, timeout: float, seed: int
+) -> tuple[Verification, str | None]:
+    """As `verify_file`, with the text of a counterexample in the format of the competition."""
+    check_timeout(timeout)
+    check_seed(seed)
+    started = time.monotonic()
+    deadline = Deadline.after(timeout)
+    try:
+        network = read_onnx(Path(onnx), deadline)
+        specification = read_vnnlib(Path(vnnlib), deadline)
+        _check_sizes(network, specification, Path(onnx), Path(vnnlib))
+        network.check(_some_boxes(network, specification), deadline)
+    except OutOfTimeError:
+        seconds = time.monotonic() - started
+        return Verification(Verdict.UNKNOWN, "input", seconds, reason=NOT_READ), None
+    subject = Subject(network.graph, network.run)
+    domains, bound, text = 0, math.inf, None
+    open_ones: list[Verification] = []
+    found = Verification(Verdict.VERIFIED, "empty", 0.0)
+    for case in specification.cases:
+        if deadline.left <= 0:
+            open_ones.insert(0, Verification(Verdict.UNKNOWN, "input", 0.0, reason=NO_TIME))
+            break
+        found = _decide_case(subject, network, case, deadline.left, seed)
+        domains += found.domains
+        if found.verdict is Verdict.FALSIFIED:
+            break
+        if found.verdict is Verdict.UNKNOWN:
+            open_ones.append(found)
+        bound = min(bound, math.inf if found.bound is None else found.bound)
+    if found.verdict is not Verdict.FALSIFIED and open_ones:
+        found = open_ones[0]
+    outputs = None
+    if found.counterexample is not None:
+        outputs = network.run(found.counterexample[None])[0]
+        point, values = (t.flatten().double().tolist() for t in (found.counterexample, outputs))
+        text = format_counterexample(case, point, values)
+    answer = Verification(
+        found.verdict,
+        found.stage,
+        time.monotonic() - started,
+        bound if math.isfinite(bound) and found.verdict is Verdict.VERIFIED else None,
+        found.counterexample,
+        domains,
+        found.reason,
+        outputs,
+    )
+    return answer, text
+
+
+def _some_boxes(network: OnnxNetwork, specification: Specification) -> list[Box]:
+    """Return a few of a property's boxes, evenly chosen."""
+    chosen = evenly(specification.cases, CHECKED_BOXES)
+    return [case.outer().map(lambda t: t.view(1, *network.input_shape)) for case in chosen]
+
+
+def _check_sizes(
+    network: OnnxNetwork, specification: Specification, onnx: Path, vnnlib: Path
+) -> None:
+    inputs = math.prod(network.input_shape)
+    if (specification.inputs, specification.outputs) != (inputs, network.output_size):
+        raise UserError(
+            f"{vnnlib} declares {specification.inputs} inputs and {specification.outputs} "
+            f"outputs, {onnx} has {inputs} and {network.output_size}: they do not belong together"
+        )
+
+
+def _decide_case(
+    subject: Subject, network: OnnxNetwork, case: Case, timeout: float, seed: int
+) -> Verification:
+    inner = case.inner(network.dtype)
+    if inner is None:
+        return Verification(
+            Verdict.UNKNOWN, "input", 0.0, reason="no float lies in the box: it is too thin"
+        )
+
+    def shaped(t: Tensor) -> Tensor:
+        return t.view(1, *network.input_shape)
+
+    def fails(point: Tensor) -> bool:
+        outputs = subject.outputs(point[None])[0].double().tolist()
+        inside = case.contains(point.flatten().double().tolist())
+        return inside and case.unsafe_at(outputs)
+
+    center = inner.project(inner.center)
+    if any(not conjunction.rows for conjunction in case.unsafe):
+        # Any outputs are unsafe, as long as they are numbers.
+        if fails(shaped(center)[0]):
+            return Verification(Verdict.FALSIFIED, "input", 0.0, counterexample=shaped(center)[0])
+        return Verification(Verdict.UNKNOWN, "input", 0.0, reason="outputs that are not finite")
+    outer = case.outer().map(shaped)
+    problem = Problem(outer, inner.map(shaped), _unsafe(case, network.output_size), fails)
+    found = solve(subject, problem, timeout=timeout, seed=seed)
+    if found and not all(conjunction.exact for conjunction in case.unsafe):
+        return dataclasses.replace(found, verdict=Verdict.UNKNOWN, bound=None, reason=NO_FLOATS)
+    return found
+
+
+def _unsafe(case: Case, outputs: int) -> Unsafe:
+    rows = [row for conjunction in case.unsafe for row in conjunction.rows]
+    VNNLIB_ROWS.check(len(rows), "the list of constraints on the outputs")
+    VNNLIB_COEFFICIENTS.check(len(rows) * outputs, f"{len(rows)} constraints on {outputs} outputs")
+    counts = torch.tensor([len(conjunction.rows) for conjunction in case.unsafe])
+    return Unsafe(*floats(rows, outputs), torch.arange(len(counts)).repeat_interleave(counts))

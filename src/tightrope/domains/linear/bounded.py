@@ -1,0 +1,95 @@
+"""A network on a batch of boxes: bounds on its nodes, lines of its activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tightrope.box import Box
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.magnitudes import magnitudes
+from tightrope.domains.linear.relaxations import Lines, lines
+from tightrope.domains.linear.rules import ACTIVATIONS, Form, backward
+from tightrope.graph import Graph, ops
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """What is known of a network on a batch of boxes.
+
+    `boxes` are bounds of nodes by position, at least of the input and of what activations read;
+    `lines` follow from them. With `rounding`, everything holds in exact arithmetic and `terms`
+    are the magnitudes that rounding errors are measured by.
+    """
+
+    graph: Graph
+    boxes: dict[int, Box]
+    lines: dict[int, Lines]
+    terms: dict[int, Tensor]
+    rounding: float
+
+    @property
+    def box(self) -> Box:
+        """The input's box."""
+        return self.boxes[0]
+
+    @property
+    def output(self) -> int:
+        """Position of the output."""
+        return len(self.graph.nodes) - 1
+
+    @cached_property
+    def rough(self) -> Relaxation:
+        """The same in float32, to search with."""
+        boxes = {i: Box(b.lower.float(), b.upper.float()) for i, b in self.boxes.items()}
+        rough = {i: Lines(*(t.float() for t in line)) for i, line in self.lines.items()}
+        return Relaxation(self.graph.to(torch.float32), boxes, rough, {}, 0.0)
+
+    def known(self, element: int) -> dict[int, Box]:
+        """Return the bounds of one batch element that `relaxed` needs to start from."""
+        nodes = self.graph.nodes
+        needed = {0, self.output, *(nodes[i].inputs[0] for i in self.lines)}
+        pools = (node.inputs[0] for node in nodes if isinstance(node.op, ops.MaxPool))
+        return {i: self.boxes[i][element : element + 1] for i in sorted(needed.union(pools))}
+
+    def pull(
+        self,
+        target: int,
+        rows: Coefficients,
+        *,
+        lines: Mapping[int, Lines] | None = None,
+        slopes: Mapping[int, Tensor] | None = None,
+    ) -> Form:
+        """Pull linear functions of a node back to the input."""
+        return backward(
+            self.graph,
+            target,
+            rows,
+            self.lines if lines is None else lines,
+            boxes=self.boxes,
+            slopes=slopes,
+            magnitudes=self.terms if self.rounding else None,
+            rounding=self.rounding,
+        )
+
+    def lower(
+        self, target: int, rows: Coefficients, *, slopes: Mapping[int, Tensor] | None = None
+    ) -> Tensor:
+        """Return lower bounds of linear functions of a node, one per row."""
+        form = self.pull(target, rows, slopes=slopes)
+        return form.minimum(self.box, rounding=self.rounding)
+
+
+def relaxed(graph: Graph, boxes: Mapping[int, Box], *, rounding: float = 0.0) -> Relaxation:
+    """Return the relaxation that follows from bounds on the input of every activation."""
+    chosen = {
+        i: lines(node.op, boxes[node.inputs[0]], rounding=rounding)
+        for i, node in enumerate(graph.nodes)
+        if isinstance(node.op, ACTIVATIONS)
+    }
+    terms = magnitudes(graph, boxes) if rounding else {}
+    return Relaxation(graph, dict(boxes), chosen, terms, rounding)

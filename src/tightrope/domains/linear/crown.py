@@ -1,0 +1,226 @@
+"""Bounds on every neuron of a network: CROWN-IBP, CROWN and alpha-CROWN.
+
+`relax` walks the network once. Interval bounds come first at every node; before an activation,
+rows of linear bounds tighten the neurons that are still undecided (none for CROWN-IBP), with
+slopes optimised or not. What it returns, a `Relaxation`, bounds any linear function of the
+outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tightrope.box import Box, flat
+from tightrope.deadline import check_time
+from tightrope.domains import interval
+from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.coefficients import Coefficients, unit_rows
+from tightrope.domains.linear.magnitudes import Magnitudes, largest
+from tightrope.domains.linear.relaxations import lines, unstable
+from tightrope.domains.linear.rules import ACTIVATIONS
+from tightrope.domains.reduced.reduction import COPIES, MEMORY, Reducer, reduce, reducible
+from tightrope.graph import Graph, ops
+from tightrope.graph.maxpool import maximum_of
+
+WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to try.
+
+    `iterations` optimises slopes (0: CROWN with the default ones, None: CROWN-IBP, interval
+    bounds before all activations). Layers whose optimisation would take more than `work`
+    multiply-adds, or more than `memory` bytes for their matrices, keep default slopes.
+    """
+
+    iterations: int | None = 10
+    rate: float = 0.5
+    memory: int = MEMORY
+    work: float = WORK
+
+
+ALPHA = Effort()
+CROWN = Effort(iterations=0)
+CROWN_IBP = Effort(iterations=None)
+
+
+def relax(graph: Graph, box: Box, *, effort: Effort = ALPHA, rounding: float = 0.0) -> Relaxation:
+    """Bound all nodes of a network on a batch of boxes.
+
+    For proofs, `graph` and `box` are float64 and `rounding` is `torch.finfo(float64).eps`. Slopes
+    are optimised for a batch of one only.
+    """
+    readers = graph.consumers()
+    box = _cornered(box, rounding)
+    sizes = Magnitudes(graph, box)
+    found = Relaxation(graph, {0: box}, {}, sizes.terms, rounding)
+    reducer = None
+    if effort.iterations and reducible(graph) and len(box.lower) == 1:
+        reducer = Reducer(found, memory=effort.memory)
+    for i, node in enumerate(graph.nodes[1:], start=1):
+        check_time()
+        inputs = [found.boxes[j] for j in node.inputs]
+        bounds = interval.RULES[type(node.op)](node.op, *inputs, rounding=rounding)
+        bounds = _as_maximum(found, i, Box(*bounds.corners))
+        if rounding:
+            sizes.visit(i)
+        if isinstance(node.op, ACTIVATIONS):
+            found.lines[i] = lines(node.op, found.boxes[node.inputs[0]], rounding=rounding)
+        elif effort.iterations is not None and found.lines:
+            reading = [graph.nodes[j].op for j in readers[i]]
+            needs = _needed(bounds, reading)
+            if needs is not None:
+                # ReLUs need no more than a sign.
+                signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) for op in reading)
+                bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
+        found.boxes[i] = bounds
+        if rounding:
+            sizes.hold(i, bounds)
+    return found
+
+
+def best_bounds(
+    relaxation: Relaxation, matrix: Tensor, *, effort: Effort = ALPHA, threshold: float = 0.0
+) -> Tensor:
+    """Return lower bounds of `matrix @ output` with optimised slopes, for batch size 1.
+
+    Rows whose bound exceeds the threshold are not improved any further.
+    """
+    assert effort.iterations
+    if reducible(relaxation.graph) and reduction_fits(relaxation, effort.memory):
+        network = reduce(relaxation, matrix, matrix.new_zeros(len(matrix)), memory=effort.memory)
+        return alpha_bounds(
+            network, iterations=effort.iterations, rate=effort.rate, threshold=threshold
+        )[0]
+    rows = Coefficients(matrix.view(len(matrix), *relaxation.graph.output_shape), None)
+    slopes = optimize_slopes(
+        relaxation.rough,
+        relaxation.output,
+        rows.like(rows.values.float()),
+        iterations=effort.iterations,
+        rate=effort.rate,
+        threshold=threshold,
+    )
+    exact = {i: t.to(matrix.dtype) for i, t in slopes.items()}
+    bounds = relaxation.lower(relaxation.output, rows, slopes=exact)
+    # The rows may have been rounded to float64.
+    output = largest(relaxation.boxes[relaxation.output])
+    return bounds - 4 * relaxation.rounding * (matrix.abs() @ output.flatten())
+
+
+def reduction_fits(relaxation: Relaxation, memory: int = MEMORY) -> bool:
+    """Return whether the matrices of a reduced network fit into memory."""
+    neurons = unstable_neurons(relaxation)
+    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons) <= memory
+
+
+def unstable_neurons(relaxation: Relaxation) -> int:
+    """Count the unstable neurons of all activations whose lines are known."""
+    nodes = relaxation.graph.nodes
+    return sum(int(unstable(relaxation.boxes[nodes[i].inputs[0]]).sum()) for i in relaxation.lines)
+
+
+def _cornered(box: Box, rounding: float) -> Box:
+    """Return a box held as corners; the true ones may lie between floating-point numbers."""
+    if not (rounding and box.centered):
+        return Box(*box.corners)
+    center, radius = box.middle
+    infinity = torch.full_like(center, torch.inf)
+    lower, upper = center - radius, center + radius
+    return Box(torch.nextafter(lower, -infinity), torch.nextafter(upper, infinity))
+
+
+def _as_maximum(found: Relaxation, i: int, bounds: Box) -> Box:
+    """Tighten intervals of a maximum: as a sum, its two parts would be bounded apart."""
+    pair = maximum_of(found.graph, i)
+    if pair is None:
+        return bounds
+    a, b = (found.boxes[j] for j in pair)
+    lower = torch.maximum(bounds.lower, torch.maximum(a.lower, b.lower))
+    return Box(lower, torch.minimum(bounds.upper, torch.maximum(a.upper, b.upper)))
+
+
+def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
+    """Return which neurons an activation that reads them would like to know better."""
+    masks = []
+    for op in readers:
+        if isinstance(op, ops.Relu | ops.LeakyRelu):
+            masks.append(unstable(bounds))
+        elif isinstance(op, ops.Sigmoid | ops.Tanh | ops.MaxPool):
+            masks.append(bounds.lower < bounds.upper)
+    if not masks:
+        return None
+    return torch.stack(masks).any(0)
+
+
+@dataclass(frozen=True)
+class _Tightening:
+    """Linear bounds on some neurons of one node."""
+
+    found: Relaxation
+    target: int
+    effort: Effort
+    reducer: Reducer | None
+    signs: bool  # whether nobody needs more than a sign
+
+    def of(self, bounds: Box, needs: Tensor) -> Box:
+        """Intersect interval bounds with linear ones where they are needed."""
+        lower, upper = (t.clone(memory_format=torch.contiguous_format) for t in bounds.corners)
+        for sign, side in ((1.0, lower), (-1.0, upper)):
+            if not needs.any():
+                break
+            owner, place = flat(needs).nonzero(as_tuple=True)
+            rows = flat(side)  # the same memory
+            held = rows[owner, place]
+            new = sign * self._lower_bounds(sign, owner, place)
+            # A bound that is not a number is no bound.
+            new = torch.where(torch.isfinite(new), new, held)
+            rows[owner, place] = torch.maximum(held, new) if sign > 0 else torch.minimum(held, new)
+            if self.signs:
+                needs = needs & (lower < 0)
+        return Box(lower, torch.maximum(lower, upper))
+
+    def _lower_bounds(self, sign: float, owner: Tensor, place: Tensor) -> Tensor:
+        """Return lower bounds of neurons (or of minus them)."""
+        if self.reducer is not None and self._affordable(len(place)):
+            self.reducer.catch_up()
+            rows = self.reducer.pull_units(self.target, place)
+            network = self.reducer.network(rows if sign > 0 else -rows)
+            assert self.effort.iterations
+            return alpha_bounds(network, iterations=self.effort.iterations, rate=self.effort.rate)[
+                0
+            ]
+        batch = len(self.found.box.lower)
+        mine = None if batch == 1 else owner
+        shape, like = self.found.graph.nodes[self.target].shape, self.found.box.lower
+        parts = []
+        for part in self._chunks(mine, place):
+            owners = None if mine is None else mine[part]
+            units = unit_rows(shape, place[part], owners, like, windows=True)
+            parts.append(self.found.lower(self.target, units.like(units.values * sign)))
+        return torch.cat(parts)
+
+    def _affordable(self, rows: int) -> bool:
+        """Whether slopes of that many rows can be optimised on the reduced network."""
+        neurons = unstable_neurons(self.found)
+        inputs = self.found.box.lower[0].numel()
+        assert self.effort.iterations
+        work = rows * neurons * (inputs + neurons / 2) * 2 * self.effort.iterations
+        matrices = 12 * (rows + neurons) * (inputs + neurons)
+        return work <= self.effort.work and matrices <= self.effort.memory
+
+    def _chunks(self, owner: Tensor | None, place: Tensor) -> Iterator[slice]:
+        """Split rows so that the coefficients of each part fit into memory."""
+        found, target = self.found, self.target
+        owners = None if owner is None else owner[:1]
+        shape, like = found.graph.nodes[target].shape, found.box.lower
+        form = found.pull(target, unit_rows(shape, place[:1], owners, like, windows=True))
+        size = max(1, self.effort.memory // (COPIES * form.largest * like.element_size()))
+        for start in range(0, len(place), size):
+            yield slice(start, start + size)

@@ -1,0 +1,344 @@
+"""Linear bounds, backward (CROWN): one rule per operation on coefficients.
+
+A linear function of a node's value is pulled back, operation by operation, to one of the
+network's input that lies below it on the whole box. Affine operations are pulled back exactly,
+activations through their lines (`relaxations.py`), and coefficients that reach a node on
+several paths are added: a residual join is nothing else.
+
+All bounds here are lower bounds; an upper bound is minus the lower bound of the negated rows.
+
+Rounding. Computed coefficients are taken as the numbers they are. Pulling `a` back through
+`W x + b` gives `a'` instead of `a W`, and `|a' - a W| |x| <= g |a| |W| |x|`, where
+`g = n u / (1 - n u)` covers a sum of n products in any order. So with `|W| |x| + |b|` held per
+neuron (`Magnitudes`), the error of a whole layer is one dot product with |a|. Their sum is
+subtracted from the bound, which then holds in exact arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tightrope.box import Box, flat
+from tightrope.deadline import check_time
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.relaxations import Lines
+from tightrope.graph import Graph, ops
+from tightrope.graph.evaluate import RULES as POINT_RULES
+from tightrope.graph.evaluate import batchnorm_map
+
+Magnitudes = Mapping[int, Tensor]
+
+ACTIVATIONS = (ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One linear function of the input per row, below the row's value on the box.
+
+    `slack` is by how much rounding errors may have moved it. `passed` are the coefficients that
+    arrived at each activation's output, `largest` the most that a row had on the way.
+    """
+
+    coefficients: Coefficients
+    constant: Tensor
+    slack: Tensor
+    passed: dict[int, Coefficients]
+    largest: int
+
+    def minimum(self, box: Box, *, rounding: float = 0.0) -> Tensor:
+        """Return the smallest value over the box, one per row."""
+        a = self.coefficients
+        if not rounding:
+            center, radius = box.middle
+            return a.dot(center) - a.like(a.values.abs()).dot(radius) + self.constant
+        below = a.like(a.values.clamp(min=0)).dot(box.lower)
+        above = a.like(a.values.clamp(max=0)).dot(box.upper)
+        size = a.like(a.values.abs()).dot(torch.maximum(box.lower.abs(), box.upper.abs()))
+        size = size + self.constant.abs() + self.slack
+        loose = self.slack + growth(a.values[0].numel() + 4, rounding) * size
+        return below + above + self.constant - loose - torch.finfo(size.dtype).tiny
+
+    def minimizer(self, box: Box) -> Tensor:
+        """Return where in the box that is, one point per row (dense coefficients only)."""
+        a = self.coefficients
+        return torch.where(a.values > 0, a.take(box.lower), a.take(box.upper))
+
+
+def growth(terms: int, rounding: float) -> float:
+    """Return the relative error of a sum of so many products, and some more around it."""
+    steps = (terms + 8) * rounding
+    return steps / (1 - steps)
+
+
+@dataclass
+class _Pass:
+    """The state of one backward pass: what has been added to the bound so far."""
+
+    graph: Graph
+    lines: Mapping[int, Lines]
+    slopes: Mapping[int, Tensor]
+    boxes: Mapping[int, Box]
+    magnitudes: Magnitudes | None
+    rounding: float
+    constant: Tensor
+    slack: Tensor
+    passed: dict[int, Coefficients] = field(default_factory=dict)
+
+    def add(self, a: Coefficients, values: Tensor) -> None:
+        """Add `a . values` to the bound."""
+        self.add_number(a.dot(values))
+        if self.rounding:
+            size = a.like(a.values.abs()).dot(values.abs())
+            self.lose(size, growth(a.values[0].numel(), self.rounding))
+
+    def add_number(self, number: Tensor) -> None:
+        """Add one number per row to the bound; large parts of it may cancel later on."""
+        self.constant = self.constant + number
+        if self.rounding:
+            self.lose(self.constant.abs(), self.rounding)
+
+    def lose(self, size: Tensor, share: float) -> None:
+        """Account for a rounding error of at most that share of a size.
+
+        Sizes and their sum, the slack, are rounded, too: by far less than a share of 1e-9, as
+        they are sums of less than a million terms.
+        """
+        self.slack = self.slack + share * (1 + 1e-9) * size
+
+    def charge(self, a: Coefficients, i: int, terms: int) -> None:
+        """Account for pulling coefficients through node i, sums of so many products."""
+        if self.magnitudes is not None:
+            size = a.like(a.values.abs()).dot(self.magnitudes[i])
+            self.lose(size, growth(terms, self.rounding))
+
+
+def backward(
+    graph: Graph,
+    target: int,
+    rows: Coefficients,
+    lines: Mapping[int, Lines],
+    *,
+    boxes: Mapping[int, Box] | None = None,
+    slopes: Mapping[int, Tensor] | None = None,
+    magnitudes: Magnitudes | None = None,
+    rounding: float = 0.0,
+) -> Form:
+    """Pull `rows` of the node at `target` back to the input.
+
+    `lines` holds the relaxation of every activation on the way, by position; `slopes` replaces
+    lower slopes through the origin, per row, where neurons are unstable; `boxes` are bounds on
+    the inputs of max pools. For a strict bound give `magnitudes` and `rounding`.
+    """
+    zero = rows.values.new_zeros(len(rows.values))
+    state = _Pass(graph, lines, slopes or {}, boxes or {}, magnitudes, rounding, zero, zero)
+    arrived: dict[int, Coefficients] = {target: rows}
+    largest = 0
+    for i in range(target, 0, -1):
+        if i not in arrived:
+            continue
+        check_time()
+        a = arrived.pop(i)
+        largest = max(largest, a.values.shape[1:].numel())
+        node = graph.nodes[i]
+        pulled = RULES[type(node.op)](node.op, a, i, state)
+        for j, b in zip(node.inputs, pulled, strict=True):
+            if j not in arrived:
+                arrived[j] = b
+                continue
+            arrived[j] = arrived[j].plus(b)
+            if magnitudes is not None:
+                joined = arrived[j].like(arrived[j].values.abs())
+                state.lose(joined.dot(magnitudes[j]), 2 * rounding)
+    if 0 not in arrived:  # the node does not depend on the input
+        blank = rows.values.new_zeros(len(rows.values), *graph.input_shape)
+        arrived[0] = Coefficients(blank, rows.owner)
+    slack = state.slack
+    if rounding and magnitudes is not None:
+        slack = slack + _underflow(rows, magnitudes, target)
+    largest = max(largest, arrived[0].values.shape[1:].numel())
+    return Form(arrived[0], state.constant, slack, state.passed, largest)
+
+
+def _underflow(rows: Coefficients, magnitudes: Magnitudes, target: int) -> Tensor:
+    """Return what products that are too small for the dtype can add up to, one per row.
+
+    A coefficient is off by less than the smallest normal number even after many of them.
+    """
+    total = sum(flat(magnitudes[j]).sum(1) for j in range(target + 1))
+    assert isinstance(total, Tensor)
+    each = total if rows.owner is None or len(total) == 1 else total[rows.owner]
+    return torch.finfo(total.dtype).tiny * (1 + each)
+
+
+# --- affine rules -----------------------------------------------------------------------------
+
+
+def _linear(op: ops.Linear, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    a = a.dense()
+    if op.bias is not None:
+        state.add(a, op.bias.expand(1, *a.values.shape[1:]))
+    state.charge(a, i, op.weight.shape[0])
+    return (a.like(a.values @ op.weight),)
+
+
+def _conv(op: ops.Conv2d, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    if op.bias is not None:
+        state.add(a, op.bias.view(1, -1, 1, 1).expand(1, *state.graph.nodes[i].shape))
+    state.charge(a, i, op.weight.numel() // op.weight.shape[1])
+    return (a.through(op, state.graph.nodes[state.graph.nodes[i].inputs[0]].shape),)
+
+
+def _batch_norm(op: ops.BatchNorm, a: Coefficients, i: int, state: _Pass) -> tuple[Any, ...]:
+    shape = state.graph.nodes[i].shape
+    channels = (1, -1) + (1,) * (len(shape) - 1)
+    factor, offset = (t.view(channels).expand(1, *shape) for t in batchnorm_map(op))
+    state.add(a, offset)
+    state.charge(a, i, 16)
+    return (a.like(a.values * a.take(factor)),)
+
+
+def _shift(op: ops.Shift, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    # A number in the module is a float64 tensor of no dimensions.
+    offset = op.offset.to(a.values.dtype).expand(1, *state.graph.nodes[i].shape)
+    state.add(a, -offset if op.subtract else offset)
+    return (a,)
+
+
+def _scale(op: ops.Scale, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    factor = a.take(op.factor.to(a.values.dtype).expand(1, *state.graph.nodes[i].shape))
+    state.charge(a, i, 1)
+    return (a.like(a.values / factor if op.divide else a.values * factor),)
+
+
+def _reshape(op: ops.Reshape, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    a = a.dense()
+    shape = state.graph.nodes[state.graph.nodes[i].inputs[0]].shape
+    return (a.like(a.values.reshape(len(a.values), *shape)),)
+
+
+def _permute(op: ops.Permute, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    a = a.dense()
+    order = torch.tensor(op.dims).argsort().tolist()
+    return (a.like(a.values.permute(order)),)
+
+
+def _affine(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    """Any other affine operation: its transpose is what autograd computes."""
+    dense = a.dense()
+    node = state.graph.nodes[i]
+    with torch.enable_grad():
+        inputs = [
+            dense.values.new_zeros(len(dense.values), *state.graph.nodes[j].shape).requires_grad_()
+            for j in node.inputs
+        ]
+        outputs = POINT_RULES[type(op)](op, *inputs)
+        # Of a sum: with vectors given, torch would load its symbolic algebra first.
+        gradients = torch.autograd.grad((outputs * dense.values).sum(), inputs)
+    if isinstance(op, ops.Pad) and op.value:
+        state.add(dense, outputs[:1].detach())
+    if isinstance(op, ops.AvgPool):
+        state.charge(dense, i, op.kernel[0] * op.kernel[1])
+    return tuple(dense.like(g) for g in gradients)
+
+
+def _add(op: ops.Add, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    return a, a
+
+
+def _sub(op: ops.Sub, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    return a, a.like(-a.values)
+
+
+# --- activations ------------------------------------------------------------------------------
+
+
+def _activation(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    state.passed[i] = a
+    line = state.lines[i]
+    lower_slope = a.take(line.lower_slope)
+    if i in state.slopes:
+        free = a.take(line.upper_intercept > 0)  # unstable: the chord does not go through zero
+        left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
+        lower_slope = torch.where(free, state.slopes[i].clamp(left, 1.0), lower_slope)
+    values = a.values * torch.where(a.values >= 0, lower_slope, a.take(line.upper_slope))
+    state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
+    state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
+    if state.magnitudes is not None:
+        before = state.magnitudes[state.graph.nodes[i].inputs[0]]
+        state.lose(a.like(values.abs()).dot(before), 4 * state.rounding)
+    return (a.like(values),)
+
+
+def _max_pool(op: ops.MaxPool, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    """Max pool: below by the input with the largest lower bound, above by the largest upper one.
+
+    Where that input's lower bound is at least the others' upper bounds, it is the maximum.
+    """
+    a = a.dense()
+    before = state.graph.nodes[i].inputs[0]
+    lower, upper = state.boxes[before].corners
+    peak = POINT_RULES[ops.MaxPool](op, upper)
+    arguments = (op.kernel, op.stride, op.padding, op.dilation, op.ceil_mode)
+    best, index = F.max_pool2d(lower, *arguments, return_indices=True)
+    others = _others(op, upper, index)
+    wins = best >= others
+    through = torch.where((a.values >= 0) | a.take(wins), a.values, 0.0)
+    flat = a.values.new_zeros(len(a.values), *state.graph.nodes[before].shape).flatten(2)
+    places = a.take(index).flatten(2).expand(len(a.values), -1, -1)
+    flat.scatter_add_(2, places, through.flatten(2))
+    state.add(a.like(a.values.clamp(max=0)), torch.where(wins, 0.0, peak))
+    state.charge(a, i, op.kernel[0] * op.kernel[1])
+    return (a.like(flat.view(len(a.values), *state.graph.nodes[before].shape)),)
+
+
+def _others(op: ops.MaxPool, upper: Tensor, index: Tensor) -> Tensor:
+    """Return the largest upper bound in each window, apart from the input at `index`."""
+    height, width = upper.shape[2:]
+    places = torch.arange(height * width, dtype=upper.dtype, device=upper.device)
+    # Windows begin inside: room for the rest of one at the far edges lets them stick out.
+    reach = [step * (taps - 1) for step, taps in zip(op.dilation, op.kernel, strict=True)]
+    padding = (op.padding[1], reach[1], op.padding[0], reach[0])
+    values = F.pad(upper, padding, value=-torch.inf)
+    numbers = F.pad(places.view(1, 1, height, width), padding, value=-1.0)
+    best = torch.full_like(index, 0, dtype=upper.dtype).fill_(-torch.inf)
+    rows, columns = index.shape[2:]
+    for di in range(op.kernel[0]):
+        for dj in range(op.kernel[1]):
+            top, left = di * op.dilation[0], dj * op.dilation[1]
+            cut = (
+                slice(None),
+                slice(None),
+                slice(top, top + (rows - 1) * op.stride[0] + 1, op.stride[0]),
+                slice(left, left + (columns - 1) * op.stride[1] + 1, op.stride[1]),
+            )
+            other = numbers[cut].expand_as(index) != index
+            best = torch.where(other, torch.maximum(best, values[cut]), best)
+    return best
+
+
+RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
+    ops.Linear: _linear,
+    ops.Conv2d: _conv,
+    ops.BatchNorm: _batch_norm,
+    ops.Shift: _shift,
+    ops.Scale: _scale,
+    ops.AvgPool: _affine,
+    ops.MaxPool: _max_pool,
+    ops.Reshape: _reshape,
+    ops.Permute: _permute,
+    ops.Pad: _affine,
+    ops.Slice: _affine,
+    ops.Concat: _affine,
+    ops.Add: _add,
+    ops.Sub: _sub,
+    ops.Relu: _activation,
+    ops.LeakyRelu: _activation,
+    ops.Sigmoid: _activation,
+    ops.Tanh: _activation,
+}

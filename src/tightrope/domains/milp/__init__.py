@@ -1,0 +1,1 @@
+"""A network on one box as a mixed-integer program: exact answers by HiGHS."""

@@ -1,0 +1,118 @@
+"""Strict bounds of subproblems: what makes a bound a proof.
+
+The search runs in float32. The slopes and multipliers it finds are replayed here in float64 in
+one backward pass over the reduced network, which carries the rounding errors of its own making
+(`reduction.py`); those of the pass itself are bounded a priori, as in
+`domains/linear/rules.py`: coefficients are taken as the numbers they are, and a sum of n products
+is off by at most `n u / (1 - n u)` times the sum of their absolute values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tightrope.domains.linear.rules import growth
+from tightrope.domains.reduced.reduction import MEMORY, Reduced
+from tightrope.domains.reduced.splits import Cuts, Subproblems
+
+
+def strict_bounds(
+    network: Reduced, problems: Subproblems, weights: Tensor | None = None, cuts: Cuts | None = None
+) -> Tensor:
+    """Return proved lower bounds of the rows of some subproblems.
+
+    With `weights`, [D, R] and not negative, each subproblem is about that combination of all
+    rows instead of its own row. Parameters out of their limits are moved back into them.
+    """
+    per_problem = 8 * 8 * (network.size + network.rows.outer.shape[1])
+    chunk = max(1, MEMORY // per_problem)
+    parts = [
+        _bounds(
+            network,
+            problems[start : start + chunk],
+            None if weights is None else weights[start : start + chunk],
+            cuts,
+        )
+        for start in range(0, len(problems), chunk)
+    ]
+    return torch.cat(parts) if parts else network.lower.new_zeros(0)
+
+
+def _bounds(
+    network: Reduced, problems: Subproblems, weights: Tensor | None, cuts: Cuts | None
+) -> Tensor:
+    rounding, neurons, dtype = network.rounding, network.neurons, network.lower.dtype
+    a, x, constant, lost = _start(network, problems, weights)
+    sign = problems.sign
+    alpha = problems.alpha.to(dtype).clamp(0.0, 1.0)
+    after = -problems.beta.to(dtype).clamp(min=0.0) * sign
+    seen = torch.maximum(network.upper, -network.lower)  # of pre-activations
+    if cuts is not None:
+        gamma = problems.gamma.to(dtype).clamp(min=0.0)
+        share = growth(len(cuts.constant) + 4, rounding)
+        size = gamma @ (cuts.on_outputs.abs() @ network.reach + cuts.on_inputs.abs() @ seen)
+        lost = lost + share * (size + gamma @ cuts.constant.abs())
+        a = a + gamma @ cuts.on_outputs
+        after = after + gamma @ cuts.on_inputs
+        constant = constant + gamma @ cuts.constant
+    free = sign == 0
+    active = (sign > 0).to(dtype)
+    chord = torch.where(free, network.lines.upper_slope, active)
+    peak = torch.where(free, network.lines.upper_intercept, 0.0)
+    low = torch.where(free, alpha, active)
+    h = torch.zeros_like(a)
+    for layer in reversed(network.layers):
+        span = layer.span
+        a[:, span] += h[:, span.stop :] @ neurons.inner[span.stop :, span]
+        part = a[:, span]
+        h[:, span] = part * torch.where(part >= 0, low[:, span], chord[:, span])
+        h[:, span] += after[:, span]
+    # Coefficients of outputs and inputs, sums over all neurons behind them, and constants.
+    #
+    # A slope's product and its sum with `after` need no room of their own. Where a neuron is
+    # split, its slope is 0 or 1 and the product exact; where it is not, `after` is what cuts say,
+    # and the two errors are at most 2 u (|h| + gamma |on_inputs|), for which the steps that
+    # `growth` adds here and in `share` are plenty. Adding a cut's coefficient to beta is off by
+    # u beta |h|, less than the beta |h| by which the multiplier lowers the bound at that point.
+    terms = network.size + 16
+    lost = lost + growth(terms, rounding) * (h.abs() @ network.magnitude)
+    lost = lost + h.abs() @ neurons.slack
+    x = x + h @ neurons.outer
+    rise = a.clamp(max=0.0) * peak
+    constant = constant + h @ neurons.constant + rise.sum(1)
+    lost = lost + growth(terms, rounding) * rise.abs().sum(1)
+    lower, upper = (t[0] for t in network.box.corners)
+    bound = x.clamp(min=0) @ lower + x.clamp(max=0) @ upper
+    inputs = torch.maximum(lower.abs(), upper.abs())
+    size = x.abs() @ inputs
+    # Adding up the bound takes len(lower) + 4 steps; 24 - 4 are left for the sums below.
+    lost = lost + growth(len(lower) + 16, rounding) * (size + constant.abs())
+    # Coefficients that underflow are off by less than the smallest normal number.
+    tiny = torch.finfo(dtype).tiny * (1 + network.magnitude.sum() + seen.sum() + inputs.sum())
+    return bound + constant - (1 + 1e-9) * lost - tiny
+
+
+def _start(
+    network: Reduced, problems: Subproblems, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the coefficients to begin with, and what was lost on the way to them."""
+    rows = network.rows
+    if weights is None:
+        chosen = rows[problems.row]
+        return (
+            chosen.inner.clone(),
+            chosen.outer,
+            chosen.constant,
+            _row_error(network)[problems.row],
+        )
+    share = growth(len(rows) + 4, network.rounding)
+    lost = weights @ (_row_error(network) + share * network.magnitude_of(rows))
+    return weights @ rows.inner, weights @ rows.outer, weights @ rows.constant, lost
+
+
+def _row_error(network: Reduced) -> Tensor:
+    """Return the rows' own slack, and the rounding of adding to them."""
+    return network.rows.slack + growth(network.size + 16, network.rounding) * network.magnitude_of(
+        network.rows
+    )

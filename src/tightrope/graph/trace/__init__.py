@@ -1,0 +1,1 @@
+"""From a module to a graph: what torch.export recorded, operator by operator."""

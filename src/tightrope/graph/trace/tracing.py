@@ -1,0 +1,210 @@
+"""From an `nn.Module` to a `Graph`.
+
+`capture` records the operators that the module runs; each of those that Tightrope knows has one
+small converter in the table at the end of `converters.py`. Everything that has none is collected,
+so that the error names every unsupported layer at once. Then the graph is compared with the module
+(`same.py`).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tightrope.box import Box
+from tightrope.errors import UserError
+from tightrope.graph import evaluate, ops
+from tightrope.graph.graph import Graph, Node, prune
+from tightrope.graph.same import box_points, general_points, same_function
+from tightrope.graph.trace import converters
+from tightrope.graph.trace.capture import Captured, capture, evaluating
+from tightrope.graph.trace.reference import Reference
+from tightrope.graph.trace.rehearsal import first_line, title
+from tightrope.graph.values import Apply, Computed, Unsupported, Value
+
+
+def trace(module: nn.Module, input_shape: tuple[int, ...], *, box: Box | None = None) -> Graph:
+    """Turn `module` into a graph of operations that Tightrope can bound and attack.
+
+    `input_shape` is the shape of one sample, e.g. `(3, 32, 32)`. The graph shares the
+    module's parameters: move the module to its device first, then trace it. Dropout is
+    the identity, BatchNorm uses its running statistics, as in evaluation. The graph is compared
+    with the module at many points, and at points of `box` (a batch of one) if that is given.
+    """
+    captured = capture(module, tuple(input_shape), None if box is None else box.lower)
+    builder = _Builder(captured)
+    for node in captured.operators.nodes:
+        builder.visit(node)
+    graph, shown = builder.finish()
+    count = len(captured.probe)
+    points = [general_points(input_shape, count, captured.probe)]
+    if box is not None:
+        points.append(box_points(box, count).to(captured.probe))
+    with evaluating(module):
+        reference = Reference(captured, shown, len(graph.nodes) - 1)
+        for batch in points:
+            same_function(graph, reference, batch, what=title(module))
+        reference.check_state()
+    return graph
+
+
+class _Builder:
+    """Collects nodes while walking the recorded operators."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
+        self.probe = captured.probe
+        self.input_shape = tuple(captured.probe.shape[1:])
+        self.nodes: list[Node] = []
+        self.values: dict[fx.Node, Any] = {}
+        self.problems: dict[str, str] = {}
+
+    def visit(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            self._visit_placeholder(node)
+        elif node.op == "get_attr":  # operators of their own, for a call that takes them
+            self.values[node] = Unsupported
+        elif node.op == "call_function":
+            args = fx.node.map_arg(node.args, self.values.__getitem__)
+            kwargs = fx.node.map_arg(node.kwargs, self.values.__getitem__)
+            try:
+                self.values[node] = self._convert(node, args, dict(kwargs))
+                self._check_shape(node)
+            except NotImplementedError as error:
+                reason = f": {error}" if str(error) else ""
+                self.problems.setdefault(self._describe(node), reason)
+                self.values[node] = Unsupported
+
+    def _visit_placeholder(self, node: fx.Node) -> None:
+        if node.name == self.captured.entry:
+            self.nodes.append(Node("input", ops.Input(), (), self.input_shape))
+            self.values[node] = Value(0, self.input_shape)
+        else:  # a second argument with a default value holds nothing
+            self.values[node] = self.captured.held.get(node.name)
+
+    def _convert(self, node: fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        if node.target is operator.getitem and not isinstance(args[0], Value | Tensor):
+            return args[0] if args[0] in (Unsupported, Computed) else args[0][args[1]]
+        if not _contains((Value, Unsupported), (args, kwargs)):
+            return _among_constants(node, args, kwargs)
+        converter = converters.CONVERTERS.get(_packet(node))
+        if converter is None:
+            raise NotImplementedError
+        if _contains(Unsupported, (args, kwargs)):
+            return Unsupported  # already reported further up
+        if _contains(Computed, (args, kwargs)):
+            raise NotImplementedError("a parameter computed from others does not stay up to date")
+        try:
+            return self._append(node, converter(*args, **kwargs))
+        except NotImplementedError:
+            raise
+        except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+            raise NotImplementedError(f"arguments not understood ({first_line(error)})") from error
+
+    def _check_shape(self, node: fx.Node) -> None:
+        """Refuse what is not the same function of every sample by itself."""
+        value, recorded = self.values[node], node.meta.get("val")
+        if not isinstance(value, Value) or recorded is None:
+            return
+        if tuple(recorded.shape) != (len(self.probe), *value.shape):
+            raise NotImplementedError(
+                f"it makes batches of shape {tuple(recorded.shape)} of samples of shape "
+                f"{value.shape}: the batch must stay the first dimension"
+            )
+        if recorded.dtype != self.probe.dtype:
+            raise NotImplementedError(f"its result is of type {recorded.dtype}")
+
+    def _append(self, node: fx.Node, result: Any) -> Any:
+        """Add the operations a converter asked for; other results are plain values."""
+        if not isinstance(result, Apply):
+            return result
+        if not all(isinstance(value, Value) for value in result.inputs):
+            raise NotImplementedError("it works on a constant")
+        inputs = tuple(value.position for value in result.inputs)
+        layer = self.captured.layer(node)
+        name = layer[0] if layer else node.name
+        for op in result.operations:
+            op = self._complete(node, op.map_tensors(self._constant))
+            probes = [self.probe.new_zeros(1, *self.nodes[j].shape) for j in inputs]
+            with torch.no_grad():
+                out = evaluate.RULES[type(op)](op, *probes)
+            self.nodes.append(Node(name, op, inputs, tuple(out.shape[1:])))
+            inputs = (len(self.nodes) - 1,)
+        value = Value(inputs[0], self.nodes[inputs[0]].shape)
+        return (value, Unsupported, Unsupported) if result.first_of_several else value
+
+    def _constant(self, tensor: Tensor) -> Tensor:
+        """Return a constant as the module uses it; what has its precision stays a live tensor."""
+        tensor = tensor.to(self.probe.device)
+        if tensor.dtype == self.probe.dtype:
+            return tensor
+        if tensor.is_complex():
+            raise NotImplementedError("a complex number")
+        used = tensor.to(self.probe.dtype)
+        lost = ((used == 0) != (tensor == 0)) | (used.isfinite() != tensor.isfinite())
+        if bool(lost.any()):
+            raise NotImplementedError(f"a constant beyond the range of {self.probe.dtype}")
+        return tensor if tensor.is_floating_point() else used
+
+    def _complete(self, node: fx.Node, op: ops.Op) -> ops.Op:
+        """Add to a BatchNorm what only its layer knows: how it keeps its statistics."""
+        layer = self.captured.layer(node)
+        if not isinstance(op, ops.BatchNorm) or layer is None:
+            return op
+        return converters.complete_batch_norm(op, self.captured.module.get_submodule(layer[0]))
+
+    def finish(self) -> tuple[Graph, dict[fx.Node, int]]:
+        """Return the graph, and where it has the result of each operator."""
+        if self.problems:
+            raise UserError(
+                "cannot handle these parts of the network: "
+                + "; ".join(f"{part}{reason}" for part, reason in self.problems.items())
+                + f". Supported layers: {', '.join(converters.LAYERS)}"
+            )
+        output = self.values[self.captured.result]
+        if not isinstance(output, Value):
+            raise UserError("the network must return one tensor that depends on its input")
+        graph, place = prune(self.nodes, output.position)
+        positions = {
+            node: place[value.position]
+            for node, value in self.values.items()
+            if isinstance(value, Value) and value.position in place and node.op == "call_function"
+        }
+        return graph, positions
+
+    def _describe(self, node: fx.Node) -> str:
+        layer = self.captured.layer(node)
+        return f"layer {layer[0]!r} ({layer[1]})" if layer else f"operation {_name(node)!r}"
+
+
+def _packet(node: fx.Node) -> Any:
+    """Return an operator without its variant: `aten.add` for `aten.add.Tensor`."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(_packet(node), "__name__", node.name))
+
+
+def _among_constants(node: fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Evaluate a function of constants once and for all."""
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        raise NotImplementedError("its result is random")
+    if _contains((nn.Parameter, Computed), (args, kwargs)):
+        return Computed
+    assert callable(node.target)
+    with torch.no_grad():
+        return node.target(*args, **kwargs)
+
+
+def _contains(what: Any, structure: Any) -> bool:
+    """Whether a class (or one of several), or an instance of it, occurs in the arguments."""
+    if isinstance(structure, tuple | list):
+        return any(_contains(what, part) for part in structure)
+    if isinstance(structure, dict):
+        return any(_contains(what, part) for part in structure.values())
+    kinds = what if isinstance(what, tuple) else (what,)
+    return structure in kinds if isinstance(structure, type) else isinstance(structure, kinds)

@@ -1,0 +1,1 @@
+"""ONNX files in and out: read within limits, converted, and compared with onnxruntime."""

@@ -1,0 +1,115 @@
+"""Walks the nodes of an ONNX model: constants are computed, everything else is converted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tightrope.deadline import Deadline
+from tightrope.errors import UserError
+from tightrope.graph import Graph
+from tightrope.graph.values import refuse
+from tightrope.nets.messages import one_line, short
+from tightrope.nets.onnx import constants as onnx_constants
+from tightrope.nets.onnx.builder import Argument, Array, Builder, Call, Held, Value
+from tightrope.nets.onnx.operators import CONVERTERS
+from tightrope.nets.onnx.structure import SHAPES, Accepted, node_name, some
+
+
+class _Unsupported:
+    """Stands for the result of a node that was already reported."""
+
+
+_UNSUPPORTED = _Unsupported()
+
+
+def convert(
+    model: Any, accepted: Accepted, builder: Builder, deadline: Deadline
+) -> tuple[Graph, Held]:
+    """Return the graph of an ONNX model, and which ONNX values its positions hold."""
+    conversion = _Conversion(model, accepted.opset, builder)
+    conversion.results[accepted.name] = builder.input
+    for node in accepted.nodes:
+        deadline.check()
+        conversion.visit(node)
+    return conversion.finish(model.graph.output[0].name)
+
+
+class _Conversion:
+    def __init__(self, model: Any, opset: int, builder: Builder) -> None:
+        self.builder = builder
+        self.opset = opset
+        self.version = model.ir_version
+        self.problems: dict[str, list[str]] = {}
+        self.results: dict[str, Value | Array | _Unsupported] = {}
+        for tensor in model.graph.initializer:
+            try:
+                self.results[tensor.name] = onnx_constants.read_tensor(tensor, builder.sizes)
+            except NotImplementedError as error:
+                raise UserError(f"the constant {short(tensor.name)}: {error}") from error
+
+    def visit(self, node: Any) -> None:
+        try:
+            result = self._convert(node)
+        except NotImplementedError as error:
+            reason = f": {error}" if str(error) else ""
+            self.problems.setdefault(node.op_type, []).append(f"{short(node_name(node))}{reason}")
+            result = _UNSUPPORTED
+        self.results[node.output[0]] = result
+        if isinstance(result, Value):
+            self.builder.hold(result, node.output[0])
+
+    def _convert(self, node: Any) -> Value | Array | _Unsupported:
+        arguments = [self._lookup(given) for given in node.input]
+        known = tuple(a for a in arguments if not isinstance(a, _Unsupported))
+        if len(known) < len(arguments):
+            return _UNSUPPORTED  # already reported further up
+        name = node_name(node)
+        refuse(not node.output[0], "its first result is left out")
+        try:
+            call = Call(node.op_type, name, known, _attributes(node), self.opset)
+            if node.op_type in SHAPES:
+                return _shape(call)
+            if not any(isinstance(a, Value) for a in known):
+                return onnx_constants.compute(node, call, self.builder.sizes, self.version)
+            self.builder.name = name
+            return CONVERTERS[node.op_type](self.builder, call)
+        except (TypeError, ValueError, IndexError, AssertionError, KeyError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise NotImplementedError(f"not understood ({one_line(error)})") from error
+
+    def _lookup(self, name: str) -> Argument | _Unsupported:
+        if not name:
+            return None  # an optional input that is left out
+        if name not in self.results:
+            raise NotImplementedError(f"its input {short(name)} is not computed before it")
+        return self.results[name]
+
+    def finish(self, output: str) -> tuple[Graph, Held]:
+        if self.problems:
+            parts = [f"{kind} ({some(names)})" for kind, names in self.problems.items()]
+            raise UserError(f"cannot handle these operators of the network: {'; '.join(parts)}")
+        result = self.results.get(output)
+        if not isinstance(result, Value):
+            raise UserError(f"the output {short(output)} does not depend on the input")
+        return self.builder.finish(result)
+
+
+def _shape(call: Call) -> Array:
+    """`Shape` and `Size`, of constants and of values."""
+    (argument,) = call.inputs
+    assert argument is not None
+    if call.kind == "Size":
+        return np.array(math.prod(argument.shape), dtype=np.int64)
+    end = call.get("end", len(argument.shape))
+    return np.array(argument.shape[call.get("start", 0) : end], dtype=np.int64)
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    from onnx import helper
+
+    found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return {k: v.decode() if isinstance(v, bytes) else v for k, v in found.items()}

@@ -1,0 +1,158 @@
+"""ONNX operators that only rearrange: reshapes, transposes, slices, padding, concatenation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from tightrope.graph import ops
+from tightrope.graph.values import refuse
+from tightrope.nets.onnx import dimensions
+from tightrope.nets.onnx.builder import Builder, Call, Converter, Value, sample_shape
+from tightrope.nets.onnx.constants import slice_index
+
+
+def _identity(build: Builder, call: Call) -> Value:
+    return call.value()
+
+
+def _dropout(build: Builder, call: Call) -> Value:
+    training = call.constant(2)
+    refuse(training is not None and bool(training), "training_mode")
+    return call.value()
+
+
+def _cast(build: Builder, call: Call) -> Value:
+    same = {torch.float32: 1, torch.float64: 11}[build.dtype]  # numbers of `onnx.TensorProto`
+    refuse(call.get("to", 0) != same, "a cast to another type")
+    return call.value()
+
+
+def _flatten(build: Builder, call: Call) -> Value:
+    value = call.value()
+    shape = dimensions.flattened(value.shape, int(call.get("axis", 1)))
+    return build.place(value.position, shape)
+
+
+def _reshape(build: Builder, call: Call) -> Value:
+    value, target = call.value(), call.integers(1)
+    assert target is not None
+    shape = dimensions.reshaped(value.shape, target, bool(call.get("allowzero", 0)))
+    return build.place(value.position, shape)
+
+
+def _squeeze(build: Builder, call: Call) -> Value:
+    value = call.value()
+    shape = dimensions.squeezed(value.shape, call.integers(1, "axes"))
+    return build.place(value.position, shape)
+
+
+def _unsqueeze(build: Builder, call: Call) -> Value:
+    value, axes = call.value(), call.integers(1, "axes")
+    assert axes is not None
+    return build.place(value.position, dimensions.unsqueezed(value.shape, axes))
+
+
+def _transpose(build: Builder, call: Call) -> Value:
+    value = call.value()
+    order = call.get("perm", range(len(value.shape))[::-1])
+    return permute(build, value, [int(axis) for axis in order])
+
+
+def permute(build: Builder, value: Value, order: Sequence[int]) -> Value:
+    """Reorder the dimensions of an ONNX shape."""
+    shape = dimensions.permuted(value.shape, order)
+    moved = [axis for axis in order if value.shape[axis] != 1]
+    if moved == sorted(moved):  # nothing but dimensions of size one changes its place
+        return build.place(value.position, shape)
+    if order[0] == 0 and value.shape[0] == 1:
+        return build.apply(value, ops.Permute(tuple(order)), to=shape)
+    position = build.at(value, value.shape)
+    turned = build.append(ops.Permute((0, *(axis + 1 for axis in order))), position)
+    return build.place(turned, shape)
+
+
+def _pad(build: Builder, call: Call) -> Value:
+    value = call.value()
+    mode = call.get("mode", "constant")
+    refuse(mode != "constant", f"mode={mode}")
+    pads = call.integers(1, "pads")
+    fill = call.constant(2, "value")
+    assert pads is not None
+    before, after = dimensions.padded(value.shape, pads, call.integers(3))
+    if not any(pads):
+        return value
+    shape = tuple(b + s + a for b, s, a in zip(before, value.shape, after, strict=True))
+    rank, kept = len(shape), len(sample_shape(value.shape))
+    refuse(sum(shape[: rank - kept]) > rank - kept, "padding the batch dimension")
+    sides: list[int] = []
+    for axis in range(rank - 1, rank - kept - 1, -1):
+        sides += [before[axis], after[axis]]
+    number = 0.0 if fill is None else float(fill.reshape(()))
+    refuse(not math.isfinite(number), f"padding with {number}")
+    return build.apply(value, ops.Pad(tuple(sides), number), to=shape)
+
+
+def _slice(build: Builder, call: Call) -> Value:
+    value = call.value()
+    index = slice_index(call, value.shape)
+    backwards = any(part.step is not None and part.step < 1 for part in index)
+    refuse(backwards, "slices that run backwards")
+    inside = [slice(*s.indices(size)) for s, size in zip(index, value.shape, strict=True)]
+    return _indexed(build, value, inside)
+
+
+def _gather(build: Builder, call: Call) -> Value:
+    value, indices = call.value(), call.constant(1)
+    assert indices is not None
+    axis = dimensions.axis_of(int(call.get("axis", 0)), len(value.shape))
+    size = value.shape[axis]
+    refuse(not 0 < indices.size <= size, f"a choice of {indices.size} elements out of {size}")
+    chosen = [dimensions.axis_of(int(i), size) for i in indices.reshape(-1)]
+    index: list[slice | int] = [slice(0, whole, 1) for whole in value.shape]
+    step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
+    even = step > 0 and chosen == list(range(chosen[0], chosen[-1] + 1, step))
+    refuse(indices.ndim > 1 or not even, "a choice of elements that is no slice")
+    index[axis] = slice(chosen[0], chosen[-1] + 1, step) if indices.ndim else chosen[0]
+    return _indexed(build, value, index)
+
+
+def _indexed(build: Builder, value: Value, index: Sequence[slice | int]) -> Value:
+    shape = dimensions.indexed(value.shape, index)
+    refuse(0 in shape, "a slice without elements")
+    if shape == value.shape:
+        return value
+    kept = sample_shape(value.shape)
+    if len(kept) < len(value.shape) and index[0] == slice(0, 1, 1):
+        return build.apply(value, ops.Slice(tuple(index[1:])), to=shape)
+    position = build.at(value, value.shape)
+    return build.place(build.append(ops.Slice(tuple(index)), position), shape)
+
+
+def _concat(build: Builder, call: Call) -> Value:
+    values = [given for given in call.inputs if isinstance(given, Value)]
+    refuse(len(values) != len(call.inputs), "concatenation with a constant")
+    axis = dimensions.axis_of(int(call.attributes["axis"]), len(values[0].shape))
+    shape = dimensions.concatenated([value.shape for value in values], axis)
+    without_batch = axis > 0 and values[0].shape[0] == 1
+    positions = [build.at(v, v.shape[1:] if without_batch else v.shape) for v in values]
+    joined = build.append(ops.Concat(axis if without_batch else axis + 1), *positions)
+    return build.place(joined, shape)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "Identity": _identity,
+    "Dropout": _dropout,
+    "Cast": _cast,
+    "Flatten": _flatten,
+    "Reshape": _reshape,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose,
+    "Pad": _pad,
+    "Slice": _slice,
+    "Gather": _gather,
+    "Concat": _concat,
+}

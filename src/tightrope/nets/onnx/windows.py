@@ -1,0 +1,188 @@
+"""ONNX operators that slide a window over an image: convolution and pooling.
+
+Where windows lie follows the ONNX specification. Options with which onnxruntime and the
+specification, or its reference implementation, disagree are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tightrope.graph import ops
+from tightrope.graph.values import refuse
+from tightrope.limits import ONNX_TENSOR_ELEMENTS
+from tightrope.nets.messages import short
+from tightrope.nets.onnx.builder import Builder, Call, Converter, Value, sample_shape
+from tightrope.nets.onnx.dimensions import Shape
+
+_Padding = tuple[int, int, int, int]  # left, right, top, bottom, as in `ops.Pad`
+_SAME = ("SAME_UPPER", "SAME_LOWER")
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Where the windows of an operator lie."""
+
+    kernel: ops.Pair
+    strides: ops.Pair
+    dilations: ops.Pair
+    padding: _Padding
+    count: ops.Pair  # windows along height and width
+    ceil_mode: bool
+
+    @property
+    def inside(self) -> ops.Pair | None:
+        """The padding as PyTorch takes it, if it is the same on both sides."""
+        left, right, top, bottom = self.padding
+        return (top, left) if (top, left) == (bottom, right) else None
+
+
+def _image(call: Call) -> Value:
+    value = call.value()
+    shape = value.shape
+    refuse(len(shape) != 4 or shape[0] != 1, f"an input of shape {shape}, expected (1, C, H, W)")
+    return value
+
+
+def _pair(call: Call, attribute: str, default: ops.Pair = (1, 1)) -> ops.Pair:
+    height, width = call.get(attribute, default)
+    refuse(height < 1 or width < 1, f"{attribute}={[height, width]}")
+    return int(height), int(width)
+
+
+def _windows(call: Call, value: Value, kernel: ops.Pair) -> _Windows:
+    """Resolve `auto_pad`, `pads` and `ceil_mode`."""
+    mode = call.get("auto_pad", "NOTSET") or "NOTSET"
+    refuse(mode not in (*_SAME, "VALID", "NOTSET"), f"auto_pad={mode}")
+    refuse(mode != "NOTSET" and "pads" in call.attributes, "both auto_pad and pads")
+    strides, dilations = _pair(call, "strides"), _pair(call, "dilations")
+    ceil_mode = bool(call.get("ceil_mode", 0))
+    # Here onnxruntime does something else than the specification.
+    refuse(mode in _SAME and dilations != (1, 1), f"auto_pad={mode} with dilations")
+    pads = [int(p) for p in call.get("pads", (0, 0, 0, 0))]
+    refuse(len(pads) != 4 or min(pads) < 0, f"pads={pads}")
+    before, after, count = [], [], []
+    for i, size in enumerate(value.shape[2:]):
+        low, high = pads[i], pads[i + 2]
+        stride, reach = strides[i], dilations[i] * (kernel[i] - 1) + 1
+        if mode in _SAME:
+            total = (-(-size // stride) - 1) * stride + reach - size
+            refuse(total < 0, f"auto_pad={mode} with gaps between the windows")
+            low, high = total // 2, total - total // 2
+            low, high = (low, high) if mode == "SAME_UPPER" else (high, low)
+        free = size + low + high - reach
+        refuse(free < 0, f"a window of {reach} for {size} and padding {[low, high]}")
+        windows = free // stride + 1
+        if ceil_mode and free % stride and windows * stride < size + low:
+            windows += 1  # it reaches over the edge, but does not begin beyond it
+        before.append(low)
+        after.append(high)
+        count.append(windows)
+    height, width = (
+        size + low + high for size, low, high in zip(value.shape[2:], before, after, strict=True)
+    )
+    padded = (1, value.shape[1], height, width)
+    ONNX_TENSOR_ELEMENTS.check(math.prod(padded), f"the padded image {padded}")
+    padding = before[1], after[1], before[0], after[0]
+    return _Windows(kernel, strides, dilations, padding, (count[0], count[1]), ceil_mode)
+
+
+def _run(build: Builder, value: Value, windows: _Windows, *operations: ops.Op) -> Value:
+    position = build.at(value, sample_shape(value.shape))
+    for op in operations:
+        position = build.append(op, position)
+    found = build.nodes[position].shape
+    refuse(found[1:] != windows.count, f"{windows.count} windows, not {found[1:]} as in PyTorch")
+    return build.place(position, (1, *found))
+
+
+def _conv(build: Builder, call: Call) -> Value:
+    weight, bias = call.constant(1), call.constant(2)
+    assert weight is not None
+    refuse(weight.ndim != 4, f"a convolution over {weight.ndim - 2} dimensions, expected 2")
+    value = _image(call)
+    kernel = (weight.shape[2], weight.shape[3])
+    refuse(_pair(call, "kernel_shape", kernel) != kernel, "a kernel_shape that is not the kernel's")
+    windows = _windows(call, value, kernel)
+    unfolded = math.prod(windows.count) * value.shape[1] * math.prod(kernel)
+    ONNX_TENSOR_ELEMENTS.check(unfolded, f"what the windows of {short(call.name)} hold")
+    inside = windows.inside
+    conv = ops.Conv2d(
+        build.tensor(weight),
+        None if bias is None else build.tensor(bias),
+        windows.strides,
+        inside or (0, 0),
+        windows.dilations,
+        int(call.get("group", 1)),
+    )
+    before = () if inside else (ops.Pad(windows.padding, 0.0),)
+    return _run(build, value, windows, *before, conv)
+
+
+def _average_pool(build: Builder, call: Call) -> Value:
+    value = _image(call)
+    windows = _windows(call, value, _kernel(call))
+    refuse(windows.dilations != (1, 1), "dilations")
+    count_padding = bool(call.get("count_include_pad", 0))
+    inside = windows.inside
+    uneven = f"padding {windows.padding} that differs between sides"
+    refuse(inside is None and not count_padding, uneven)
+    refuse(inside is None and windows.ceil_mode, f"ceil_mode with {uneven}")
+    pool = ops.AvgPool(
+        windows.kernel, windows.strides, inside or (0, 0), windows.ceil_mode, count_padding
+    )
+    before = () if inside else (ops.Pad(windows.padding, 0.0),)
+    return _run(build, value, windows, *before, pool)
+
+
+def _kernel(call: Call) -> ops.Pair:
+    refuse("kernel_shape" not in call.attributes, "no kernel_shape")
+    return _pair(call, "kernel_shape")
+
+
+def _max_pool(build: Builder, call: Call) -> Value:
+    value = _image(call)
+    windows = _windows(call, value, _kernel(call))
+    # Here the reference implementation does something else than onnxruntime.
+    mode = call.get("auto_pad", "NOTSET")
+    refuse(mode == "SAME_LOWER", f"auto_pad={mode}")
+    refuse(mode == "VALID" and windows.ceil_mode, f"auto_pad={mode} with ceil_mode")
+    inside = windows.inside
+    before: tuple[ops.Op, ...] = ()
+    if inside is None:
+        # Zeros never win against what a ReLU gives; of other values nothing is known.
+        positive = isinstance(build.nodes[value.position].op, ops.Relu)
+        refuse(not positive, f"padding {windows.padding} that differs between sides")
+        before, inside = (ops.Pad(windows.padding, 0.0),), (0, 0)
+    pool = ops.MaxPool(
+        windows.kernel, windows.strides, inside, windows.dilations, windows.ceil_mode
+    )
+    return _run(build, value, windows, *before, pool)
+
+
+def global_average(build: Builder, value: Value, shape: Shape) -> Value:
+    """Append the mean over height and width."""
+    size = (value.shape[2], value.shape[3])
+    return build.apply(value, ops.AvgPool(size, size, (0, 0), False, True), to=shape)
+
+
+def _global_average_pool(build: Builder, call: Call) -> Value:
+    value = _image(call)
+    return global_average(build, value, (1, value.shape[1], 1, 1))
+
+
+def _global_max_pool(build: Builder, call: Call) -> Value:
+    value = _image(call)
+    size = (value.shape[2], value.shape[3])
+    pool = ops.MaxPool(size, size, (0, 0), (1, 1), False)
+    return build.apply(value, pool, to=(1, value.shape[1], 1, 1))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "Conv": _conv,
+    "AveragePool": _average_pool,
+    "MaxPool": _max_pool,
+    "GlobalAveragePool": _global_average_pool,
+    "GlobalMaxPool": _global_max_pool,
+}

@@ -1,0 +1,181 @@
+"""Everything a report shows of one run folder, read as far as it can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from tightrope.errors import UserError
+from tightrope.files import read_json
+from tightrope.page.content import Contents, Epoch, Skipped
+from tightrope.page.contents.certificate import LARGEST, Reading, read_certification
+from tightrope.page.contents.commands import repeat_commands
+from tightrope.page.contents.gallery import OTHER_DATA, Pictures
+from tightrope.page.numbers import count, percent
+from tightrope.reading import parse_json, read_records
+from tightrope.runs import Run
+from tightrope.training.objectives import METHODS, method_options, section
+from tightrope.training.settings import Settings, describe_settings, read_toml
+
+
+def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
+    """Read a run folder; `Skipped` if there is nothing in it to show."""
+    folder = str(run.folder)
+    if not run.folder.is_dir():
+        return Skipped(folder, "not a folder; give the --out of a training run")
+    if not any(f.exists() for f in (run.config, run.history_file, run.journal, run.certification)):
+        empty = not any(run.folder.iterdir())
+        return Skipped(folder, "empty" if empty else "not a run folder: it has no config.toml")
+    raw, settings, notices = _read_settings(run)
+    history, damage = _read_history(run)
+    reading = read_certification(run)
+    module, more = _read_network(run, settings, len(history), reading)
+    further, unread = _further(run)
+    eps = reading.settings.get("eps")
+    gallery = pictures.gallery(run, raw, reading.samples, module, eps)
+    if gallery.problem == OTHER_DATA:
+        text = "the certification is of other samples than those in the data set"
+        more.append(f"{text}; certify again with --force")
+    notices += damage + more + list(reading.notices) + unread
+    notices = [notice.replace(f"{folder}/", "") for notice in notices]
+    if not raw and not history and reading.certificate is None:
+        return Skipped(folder, "; ".join(notices))
+    return Contents(
+        name=run.folder.name or folder,
+        folder=folder,
+        settings={name: _text(value) for name, value in raw.items()},
+        history=tuple(history),
+        annealing=_annealing(settings, history),
+        certificate=reading.certificate,
+        samples=reading.samples,
+        gallery=gallery,
+        commands=repeat_commands(settings, run.folder, reading.settings),
+        further=further,
+        notices=tuple(notices),
+    )
+
+
+def _read_settings(run: Run) -> tuple[dict[str, Any], Settings | None, list[str]]:
+    """Return what config.toml says, and the settings it means if this version knows them all."""
+    try:
+        raw = read_toml(run.config)
+    except UserError as error:
+        return {}, None, [str(error)]
+    method = raw.get("method", "ibp")
+    known = {name for name, _, _ in describe_settings()}
+    if isinstance(method, str) and method in METHODS:
+        known |= {f"{section(method)}.{option}" for option in method_options(method)}
+        strange = sorted(raw.keys() - known)
+        if strange:
+            names = ", ".join(strange[:5])
+            text = f"config.toml has settings that this version does not know ({names})"
+            return raw, None, [f"{text}: a newer version wrote it, or another method"]
+    try:
+        return raw, run.settings(), []
+    except UserError as error:
+        return raw, None, [str(error)]
+
+
+def _read_history(run: Run) -> tuple[list[Epoch], list[str]]:
+    """Return the epochs up to the first line that is damaged."""
+    try:
+        text = read_records(run.history_file).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return [], []
+    except UserError as error:
+        return [], [str(error)]
+    except OSError as error:
+        return [], [f"history.jsonl cannot be read: {error.strerror}"]
+    epochs: list[Epoch] = []
+    for number, line in enumerate(text.splitlines()):
+        try:
+            values = parse_json(line)
+            if values["epoch"] != number:
+                raise ValueError
+        except (ValueError, TypeError, KeyError):
+            return epochs, [f"history.jsonl is damaged at line {number + 1}; shown up to there"]
+        epochs.append(Epoch(number, {k: float(v) for k, v in values.items() if _is_number(v)}))
+    return epochs, []
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < LARGEST
+
+
+def _read_network(
+    run: Run, settings: Settings | None, trained: int, reading: Reading
+) -> tuple[nn.Module | None, list[str]]:
+    """Return the network if it is there and belongs to the results beside it."""
+    notices = []
+    if settings is not None and trained < settings.epochs:
+        notices.append(f"the training is not finished: {trained} of {settings.epochs} epochs")
+    if not run.weights.exists():
+        return None, [*notices, "there is no trained network yet"]
+    try:
+        changed = run.changes(reading.settings)
+        if changed:
+            text = f"the certification is of other {' and '.join(changed)} than in the folder"
+            return None, [*notices, f"{text}; certify again with --force"]
+        return (None if settings is None else run.network()[0]), notices
+    except UserError as error:
+        return None, [*notices, str(error)]
+    except OSError as error:
+        return None, [*notices, f"the network cannot be read: {error.strerror}"]
+
+
+def _annealing(settings: Settings | None, history: list[Epoch]) -> tuple[int, int] | None:
+    """Return the epochs between which the radius grows; the history shows it, too."""
+    if settings is not None and settings.annealing_epochs is not None:
+        start = settings.warmup_epochs
+        end = start + settings.annealing_epochs
+        return (start, end) if end > start else None
+    radii = [epoch.values.get("radius", 0.0) for epoch in history]
+    growing = [i for i, radius in enumerate(radii) if 0 < radius < max(radii)]
+    return (growing[0], growing[-1] + 1) if growing else None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or "none"
+    return str(value)
+
+
+def _further(run: Run) -> tuple[dict[str, str], list[str]]:
+    """Return the results of `attack` and `estimate`, and what of them cannot be read."""
+    results: dict[str, str] = {}
+    notices: list[str] = []
+    sources = (
+        (run.attack, {"adversarial": "under attack"}),
+        (run.estimate, {"pgd": "PGD", "sabr": "SABR box", "taps": "TAPS", "ibp": "IBP"}),
+    )
+    for path, columns in sources:
+        if not path.exists():
+            continue
+        try:
+            values = read_json(path, "a result")
+        except UserError as error:
+            notices.append(str(error))
+            continue
+        except OSError as error:
+            notices.append(f"{path.name} cannot be read: {error.strerror}")
+            continue
+        found = values if isinstance(values, Mapping) else {}
+        if not all(_is_number(found.get(column)) for column in columns):
+            notices.append(f"{path.name} is damaged: its numbers are missing")
+        for column, name in columns.items():
+            if _is_number(found.get(column)):
+                results[f"{name}{_where(found)}"] = percent(float(found[column]))
+    return results, notices
+
+
+def _where(values: Mapping[str, Any]) -> str:
+    settings = values.get("settings")
+    eps = settings.get("eps") if isinstance(settings, Mapping) else None
+    samples = values.get("samples")
+    parts = [f"{count(samples)} samples"] if type(samples) is int else []
+    parts += [f"ε {eps}"] if eps is not None else []
+    return f" ({', '.join(parts)})" if parts else ""

@@ -1,0 +1,97 @@
+"""Which samples to look at, for attacking and certifying a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from tightrope import data
+from tightrope.devices import pick_device
+from tightrope.errors import UserError, shorten
+from tightrope.radius import Radius, parse_radius
+from tightrope.runs import Run
+
+MOST_STEPS = 1_000_000  # of an attack, and as many restarts
+MOST_SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A trained network and the test samples to examine it on."""
+
+    module: nn.Module
+    input_shape: tuple[int, ...]
+    eps: Fraction
+    indices: Tensor
+    data: data.Dataset
+    device: torch.device
+
+    def batch(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return indices, inputs and labels of the samples at those positions."""
+        indices = self.indices[start:stop]
+        inputs, labels = self.data.test_inputs(indices), self.data.y_test[indices]
+        return indices, inputs.to(self.device), labels.to(self.device)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that is none of torch's."""
+    if not 0 <= seed < MOST_SEEDS:
+        raise UserError(f"seed must lie in [0, 2^63), got {shorten(seed)}")
+
+
+def batch_seed(seed: int, first_index: int) -> int:
+    """Return the seed of the batch that begins with a sample."""
+    return (seed * 1_000_003 + first_index) % 2**63
+
+
+def check_attack(steps: int, restarts: int, seed: int) -> None:
+    """Refuse attack settings that make no sense."""
+    for name, count in (("steps", steps), ("restarts", restarts)):
+        if not 1 <= count <= MOST_STEPS:
+            raise UserError(f"{name} must lie in [1, {MOST_STEPS}], got {shorten(count)}")
+    check_seed(seed)
+
+
+def choose_samples(dataset: data.Dataset, samples: int | None, start: int = 0) -> Tensor:
+    """Return the indices of `samples` test samples from `start` on, of all of them if None."""
+    available = len(dataset.x_test)
+    if not 0 <= start < available:
+        raise UserError(f"start must lie in [0, {available}), got {shorten(start)}")
+    count = available - start if samples is None else samples
+    if not 1 <= count <= available - start:
+        raise UserError(
+            f"samples must lie in [1, {available - start}] when starting at {start}, got "
+            f"{shorten(samples)}"
+        )
+    return torch.arange(start, start + count)
+
+
+def examine(
+    run: Run, eps: Radius | None, samples: int | None, start: int, device: str | None
+) -> Examination:
+    """Load a run's network and choose test samples `start` to `start + samples`."""
+    settings = run.settings()
+    radius = settings.eps if eps is None else parse_radius(eps)
+    module, architecture = run.network()
+    dataset = data.load_dataset(
+        settings.data, Path(settings.data_dir) if settings.data_dir else None
+    )
+    if dataset.input_shape != architecture.input_shape or (
+        dataset.num_classes != architecture.num_classes
+    ):
+        raise UserError(
+            f"the network in {run.folder} takes {architecture.input_shape} and "
+            f"{architecture.num_classes} classes, {dataset.name} has {dataset.input_shape} and "
+            f"{dataset.num_classes}: the run folder belongs to another network or data set"
+        )
+    indices = choose_samples(dataset, samples, start)
+    target = pick_device(device or settings.device)
+    if target.type == "mps":
+        target = torch.device("cpu")  # proofs need float64, which MPS does not have
+    return Examination(
+        module.to(target), architecture.input_shape, radius, indices, dataset, target
+    )

@@ -1,0 +1,138 @@
+"""The journal of a certification: one line per decided sample, written as it is decided."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from tightrope.verdict import Verdict
+from tightrope.errors import UserError
+from tightrope.files import open_to_append
+from tightrope.limits import JOURNAL_BYTES
+from tightrope.reading import parse_json
+
+
+@dataclass(frozen=True)
+class Record:
+    """One sample's outcome.
+
+    `stage` is the one that decided, or the last one tried. `times` are seconds per stage, each
+    an equal share of its batch. `reason` says why a sample stayed unknown; `domains` is how many
+    parts branch and bound looked at. `fingerprint` is that of the image and the label; records of
+    earlier versions have none.
+    """
+
+    index: int
+    label: int
+    prediction: int
+    verdict: Verdict
+    stage: str
+    margin: float | None
+    seconds: float
+    times: dict[str, float] = field(default_factory=dict)
+    counterexample: str | None = None
+    reason: str | None = None
+    domains: int | None = None
+    fingerprint: str | None = None
+
+    @property
+    def correct(self) -> bool:
+        """Whether the network classifies the sample itself correctly."""
+        return self.prediction == self.label
+
+    def to_line(self) -> str:
+        """Return the journal line."""
+        values = asdict(self)
+        for name in ("counterexample", "reason", "domains", "fingerprint"):
+            if values[name] is None:
+                del values[name]
+        return json.dumps(values) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Record:
+        """Read a journal line; raises ValueError, TypeError or KeyError if it is damaged."""
+        values: dict[str, Any] = parse_json(line)
+        record = cls(**{**values, "verdict": Verdict(values["verdict"])})
+        record._check()
+        return record
+
+    def _check(self) -> None:
+        whole = [self.index, self.label, self.prediction]
+        whole += [] if self.domains is None else [self.domains]
+        numbers = [self.seconds, *self.times.values()]
+        numbers += [] if self.margin is None else [self.margin]
+        texts = [self.stage, self.counterexample, self.reason, self.fingerprint]
+        texts = [t for t in texts if t is not None]
+        if not all(type(n) is int for n in whole):
+            raise TypeError("a whole number is expected")
+        if not all(type(n) in (int, float) and abs(n) < math.inf for n in numbers):
+            raise TypeError("a number is expected")
+        if self.stage is None or not all(type(t) is str for t in texts):
+            raise TypeError("text is expected")
+
+
+class Journal:
+    """Appends records to a file; what is in it survives a kill."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+
+    def read(self, indices: Collection[int]) -> dict[int, Record]:
+        """Return the records so far by index, without a line that a kill left torn.
+
+        Samples other than `indices`, and one sample with two records, mean damage.
+        """
+        if not self.path.exists():
+            return {}
+        with open_to_append(self.path) as file:  # refuses now what could not be added to
+            whole = _whole_lines(file, self.path)
+        records: dict[int, Record] = {}
+        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), start=1):
+            try:
+                record = Record.from_line(line)
+                if record.index not in indices or record.index in records:
+                    raise ValueError("a sample that does not belong here")
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise UserError(
+                    f"{self.path} is damaged at line {number}; start over with --force"
+                ) from None
+            records[record.index] = record
+        return records
+
+    def __enter__(self) -> Self:
+        """Open the file to append to it, cutting off a line that a kill left torn."""
+        self._file = open_to_append(self.path)
+        length = len(_whole_lines(self._file, self.path))
+        if length < self._file.tell():
+            self._file.truncate(length)
+        return self
+
+    def append(self, record: Record) -> None:
+        """Write one record to disk, in one system call so that no reader sees half of it."""
+        assert self._file is not None
+        self._file.write(record.to_line().encode())
+        self._file.flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+
+
+def _whole_lines(file: BinaryIO, path: Path) -> bytes:
+    JOURNAL_BYTES.check(file.seek(0, os.SEEK_END), str(path))
+    file.seek(0)
+    content = file.read()
+    return content[: content.rfind(b"\n") + 1]

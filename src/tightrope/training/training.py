@@ -1,0 +1,258 @@
+"""`tightrope.train`: from settings to a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tightrope import data, nets
+from tightrope.devices import pick_device
+from tightrope.errors import UserError, shorten
+from tightrope.files import write_text
+from tightrope.runs import Run
+from tightrope.runs.lock import Wait
+from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
+from tightrope.training.objectives import METHODS, Objective, section
+from tightrope.training.presets import load_preset
+from tightrope.training.settings import Settings, flatten, read_toml
+from tightrope.training.trainer import Progress, Trainer
+
+# Data sets whose networks normalise their inputs unless told otherwise (the paper's Appendix B).
+NORMALIZED = ("cifar10", "tinyimagenet", "tinyimagenet-64")
+NETWORK_ARGUMENTS = ("width", "hidden", "depth", "blocks", "batch_norm")
+EVALUATION_BATCH = 1000
+
+
+def train(
+    *,
+    out: str | Path,
+    preset: str | None = None,
+    method: str | Objective | None = None,
+    resume: bool = False,
+    force: bool = False,
+    wait: Wait = False,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a network and return its run folder.
+
+    `settings` are those of `tightrope.training.settings.Settings` (`data`, `net`, `eps`,
+    `epochs`, ...); `method` is a name or an objective such as `tr.IBP()`. Values given here
+    override those of `preset`. An existing run in `out` is an error unless `resume` continues
+    it (then the settings may be left out) or `force` replaces it. A folder that another command
+    is working on is an error unless `wait` queues for it.
+    """
+    run = Run(Path(out))
+    given, objective = _gather(preset, method, settings)
+    wanted = _wanted(run, given, resume, force)
+    session = _Session(run, wanted, objective)  # refuses the rest before anything is written
+    with run.lock("train", wait):
+        found = _wanted(run, given, resume, force)  # somebody may have been here in the meantime
+        if found != wanted:
+            session = _Session(run, found, objective)
+        if resume and run.checkpoint.exists():
+            session.restore()
+        else:
+            session.begin()
+        session.run_training(progress)
+    return run
+
+
+def check_training(
+    *,
+    out: str | Path,
+    preset: str | None = None,
+    method: str | Objective | None = None,
+    resume: bool = False,
+    force: bool = False,
+    **settings: Any,
+) -> tuple[Settings, data.Dataset]:
+    """Refuse what `train` would refuse, and write nothing; return all settings and the data."""
+    run = Run(Path(out))
+    given, objective = _gather(preset, method, settings)
+    session = _Session(run, _wanted(run, given, resume, force), objective)
+    return session.settings, session.data
+
+
+def _wanted(run: Run, given: dict[str, Any], resume: bool, force: bool) -> Settings:
+    """Return the settings to train with; refuse to write over anything, unless told to."""
+    if resume and run.config.exists():
+        given = _stored_settings(run, given)
+    else:
+        _check_folder(run, force)
+    return Settings.parse(given)
+
+
+def _check_folder(run: Run, force: bool) -> None:
+    """Refuse a folder with something in it, unless told to replace it."""
+    if run.folder.exists() and not run.folder.is_dir():
+        raise UserError(f"{run.folder} is a file; give a folder as --out")
+    if force or not run.folder.exists():
+        return
+    others = run.foreign()
+    # Settings alone are a run that ended before its first epoch: nothing is lost.
+    if others and run.config.exists():
+        raise UserError(f"{run.folder} already holds a run; use --resume to continue it or --force")
+    if others:
+        raise UserError(
+            f"{run.folder} holds {others[0]}, which is not of a run; give another --out, or --force"
+        )
+
+
+def _gather(
+    preset: str | None, method: str | Objective | None, settings: dict[str, Any]
+) -> tuple[dict[str, Any], Objective | None]:
+    given = load_preset(preset) if preset is not None else {}
+    objective = None
+    if isinstance(method, str):
+        settings = {"method": method, **settings}
+    elif method is not None:
+        objective, own = method, _own_settings(method)
+        METHODS.setdefault(method.name, type(method))
+        twice = sorted(flatten(own).keys() & flatten(settings).keys())
+        if twice:
+            raise UserError(f"{twice[0]} is given twice: set it in the method object")
+        settings = {**own, **settings}
+    given |= flatten(settings)
+    if settings.get("method") and "method" in given:
+        # Another method than the preset's makes the preset's method options meaningless.
+        others = tuple(f"{section(m)}." for m in METHODS if m != given["method"])
+        asked = flatten(settings)
+        given = {k: v for k, v in given.items() if k in asked or not k.startswith(others)}
+    return given, objective
+
+
+def _own_settings(method: Objective) -> dict[str, Any]:
+    """Return the name and the options of a method object as settings."""
+    if not isinstance(method, Objective) or not dataclasses.is_dataclass(method):
+        raise UserError(
+            "method must be a name or an objective such as tr.TAPS() (a dataclass that inherits "
+            f"tr.Objective), got {shorten(method)}"
+        )
+    return {"method": method.name, method.section: dataclasses.asdict(method)}
+
+
+def _stored_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the run to resume; what is given must agree with them."""
+    stored = read_toml(run.config)
+    wanted = Settings.parse({**stored, **given}).to_table()
+    before = Settings.parse(stored).to_table()
+    changed = [name for name in wanted if wanted[name] != before.get(name)]
+    if changed:
+        raise UserError(
+            f"{run.folder} was trained with other settings ({', '.join(changed)}); "
+            "resume without them, or start over with --force"
+        )
+    return stored
+
+
+class _Session:
+    """One training, tied to its run folder."""
+
+    def __init__(self, run: Run, settings: Settings, objective: Objective | None) -> None:
+        self.run = run
+        self.device = pick_device(settings.device)
+        self.data = data.load_dataset(
+            settings.data, Path(settings.data_dir) if settings.data_dir else None
+        )
+        if settings.train_samples is not None:
+            self.data = self.data.subset(n_train=settings.train_samples)
+        given = {k: getattr(settings, k) for k in NETWORK_ARGUMENTS}
+        arguments = nets.find(settings.net).resolve(
+            {k: v for k, v in given.items() if v is not None}
+        )
+        self.settings = settings.resolve(normalize=settings.data in NORMALIZED, network=arguments)
+        self.architecture = nets.Architecture(
+            settings.net,
+            self.data.input_shape,
+            self.data.num_classes,
+            (self.data.mean, self.data.std) if self.settings.normalize else None,
+            arguments,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(self.settings.seed)
+            self.trainer = Trainer(
+                self.architecture.build(),
+                self.data.input_shape,
+                self.settings,
+                objective or self.settings.objective(),
+                self.device,
+            )
+        self.split = self.data.split(self.settings.validation, self.settings.seed)
+        if len(self.split.train) < 2 and self.trainer.has_batchnorm:
+            raise UserError("BatchNorm needs at least two training samples besides the validation")
+        self.history: list[dict[str, Any]] = []
+
+    def begin(self) -> None:
+        """Make the run folder; nothing is written before everything else has been checked."""
+        self.run.clear()
+        # Replaced last, and atomically: a full disk does not cost an earlier run its settings.
+        write_text(self.run.config, self.settings.to_toml())
+
+    def restore(self) -> None:
+        """Continue where the checkpoint is."""
+        checkpoint = load_checkpoint(self.run.checkpoint)
+        try:
+            self.trainer.restore(checkpoint)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{self.run.checkpoint} does not belong to the network in {self.run.config} "
+                f"({str(error).splitlines()[0]})"
+            ) from None
+        self.history = [r for r in self.run.history() if r["epoch"] < checkpoint.epoch]
+        if len(self.history) != checkpoint.epoch:
+            raise UserError(
+                f"{self.run.history_file} does not belong to {self.run.checkpoint}; "
+                "train again with --force"
+            )
+
+    def run_training(self, progress: Progress | None) -> None:
+        """Train all epochs that are left."""
+        self.run.tidy()
+        size, indices = self.settings.batch_size, self.split.train
+        # A last batch of one sample has no BatchNorm statistics; small data is one batch.
+        batches = self.data.training_batches(
+            min(size, len(indices)), indices=indices, drop_last=True, device=self.device
+        )
+        log = _tensorboard(self.run.tensorboard)
+
+        def on_epoch(trainer: Trainer, record: dict[str, Any], selected: bool) -> None:
+            # The checkpoint comes last: a kill before it repeats the epoch, to the same end.
+            self.history.append(record)
+            self.run.write_history(self.history)
+            if selected:
+                nets.save(trainer.module, self.architecture, self.run.folder)
+            save_checkpoint(trainer.checkpoint(), self.run.checkpoint)
+            log(record)
+
+        self.trainer.run(batches, self._validation(), progress=progress, on_epoch=on_epoch)
+
+    def _validation(self) -> data.Batches | None:
+        if self.settings.select == "test":
+            return self.data.test_batches(EVALUATION_BATCH, device=self.device)
+        if not len(self.split.validation):
+            return None
+        return self.data.validation_batches(
+            EVALUATION_BATCH, self.split.validation, device=self.device
+        )
+
+
+def _tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
+    """Return a function that logs an epoch to TensorBoard, if that is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return lambda record: None
+    writer = SummaryWriter(str(folder))
+
+    def log(record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, float):
+                writer.add_scalar(name, value, record["epoch"])
+        writer.flush()
+
+    return log
