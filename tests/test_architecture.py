@@ -10,6 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "tightrope"
 SHARED = {
+    "answer",
     "box",
     "deadline",
     "devices",
@@ -19,7 +20,6 @@ SHARED = {
     "precision",
     "radius",
     "reading",
-    "verdict",
     "version",
     "waiting",
 }

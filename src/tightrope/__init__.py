@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 from tightrope.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the table below, for those who read types
+    from tightrope.answer import Answer as Answer
+    from tightrope.answer import Verdict as Verdict
+    from tightrope.answer import Verification as Verification
     from tightrope.attacks import pgd as pgd
     from tightrope.box import Box as Box
     from tightrope.certification.attacking import AttackResult as AttackResult
     from tightrope.certification.attacking import attack as attack
     from tightrope.certification.bounding import bounds as bounds
     from tightrope.certification.certifying import certify as certify
-    from tightrope.certification.solving import Verification as Verification
     from tightrope.certification.verifying import verify as verify
     from tightrope.certification.verifying import verify_file as verify_file
     from tightrope.errors import UserError as UserError
@@ -53,16 +55,15 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.training.objectives import Objective as Objective
     from tightrope.training.objectives import Standard as Standard
     from tightrope.training.training import train as train
-    from tightrope.verdict import Verdict as Verdict
 
 # Where each public name lives.
 _HOMES = {
+    "answer": ("Answer", "Verdict", "Verification"),
     "attacks": ("pgd",),
     "box": ("Box",),
     "certification.attacking": ("AttackResult", "attack"),
     "certification.bounding": ("bounds",),
     "certification.certifying": ("certify",),
-    "certification.solving": ("Verification",),
     "certification.verifying": ("verify", "verify_file"),
     "errors": ("UserError",),
     "graph": ("Graph", "trace"),
@@ -78,7 +79,6 @@ _HOMES = {
         *("Loss", "MultiPGD", "Objective", "Standard"),
     ),
     "training.training": ("train",),
-    "verdict": ("Verdict",),
 }
 
 __all__ = [name for names in (*_HOMES.values(), ("__version__",)) for name in sorted(names)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope import nets
-from tightrope.certification.cascade import decide
+from tightrope.certification.cascade import Samples, decide
 from tightrope.certification.stages import STAGES, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.runs import Run
@@ -87,10 +87,7 @@ def records(
 
     decided = decide(
         Subject.of(module, tuple(x.shape[1:])),
-        torch.arange(len(x)),
-        x,
-        torch.tensor(labels),
-        eps=Fraction(eps),
+        Samples(torch.arange(len(x)), x, torch.tensor(labels), Fraction(eps)),
         stages={name: STAGES[name] for name in stages},
         settings=StageSettings(20, 2, timeout),
         keep=keep,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.certification.complete import Problem
+from tightrope.certification.problem import Problem
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.subjects import Subject
 from tightrope.graph import trace

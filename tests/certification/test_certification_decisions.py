@@ -10,6 +10,7 @@ import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,17 +18,20 @@ import torch
 from handmade import blind_spot, network, records
 from torch import Tensor, nn
 
+from tightrope.answer import Answer, Cause
 from tightrope.box import Box
-from tightrope.certification import complete, solving, stages
-from tightrope.certification.complete import Problem, bound_nodes, mixed_integer_program
-from tightrope.certification.properties import Ball, Samples, Unsafe
+from tightrope.certification import complete, refutation, stages
+from tightrope.certification.cascade import solve
+from tightrope.certification.complete import NOT_BOUNDED, bound_nodes, mixed_integer_program
+from tightrope.certification.problem import OpenProblem, Problem, robustness
+from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.search import branch_and_bound as search
 from tightrope.certification.search import optimum
-from tightrope.certification.search.branch_and_bound import BranchAndBound, Outcome
+from tightrope.certification.search.branch_and_bound import BranchAndBound
 from tightrope.certification.search.optimum import _shifted, worst_margin
-from tightrope.certification.solving import solve
 from tightrope.certification.stages import STAGES, Stage, StageSettings
 from tightrope.certification.subjects import Subject
+from tightrope.deadline import Deadline
 from tightrope.domains.milp.program import Optimum
 from tightrope.domains.reduced.reduction import reduce
 from tightrope.graph import trace
@@ -65,8 +69,8 @@ def robust() -> tuple[Subject, Problem]:
     """Return a problem that is easily verified."""
     x = torch.tensor([[0.875, 1.0]])
     subject = Subject.of(blind_spot(), (2,))
-    samples = Samples(Ball(x, Fraction(1, 10)), torch.tensor([0]))
-    return subject, complete.robustness(subject, samples)
+    (problem,) = robustness(subject, Ball(x, Fraction(1, 10)), torch.tensor([0]))
+    return subject, problem
 
 
 def touching(*, splits: bool = True, outputs: int = 1) -> tuple[Subject, Problem]:
@@ -90,13 +94,21 @@ def touching(*, splits: bool = True, outputs: int = 1) -> tuple[Subject, Problem
     return subject, Problem(box, box, unsafe, lambda point: False)
 
 
+def decide_late(method, subject: Subject, problem: Problem) -> Answer:  # type: ignore[no-untyped-def]
+    """Bound the network in time, and have none left for anything else."""
+    opened = OpenProblem(problem)
+    assert method(subject, opened, Deadline.after(-1.0)).reason == f"time: {NOT_BOUNDED}"
+    complete.root(subject, opened, Deadline())
+    return method(subject, opened, Deadline.after(-1.0))
+
+
 # --- the search -----------------------------------------------------------------------------------
 
 
 def run(
     subject: Subject, problem: Problem, deadline: float = math.inf, refute=lambda *_: None
-) -> Outcome:  # type: ignore[no-untyped-def]
-    relaxation = bound_nodes(subject, problem, None)
+) -> Answer:  # type: ignore[no-untyped-def]
+    relaxation = bound_nodes(subject, OpenProblem(problem))
     reduced = reduce(relaxation, problem.unsafe.matrix, problem.unsafe.offset)
     return BranchAndBound(reduced, problem.unsafe.group, refute).run(deadline)
 
@@ -107,7 +119,7 @@ def test_rows_are_proved_by_finite_bounds_above_zero(
 ) -> None:
     monkeypatch.setattr(search, "strict_bounds", constant(bound))
     found = run(*robust())
-    assert found.proved is proved
+    assert bool(found) is proved
     assert not proved or found.bound == bound
 
 
@@ -117,7 +129,7 @@ def test_leaves_are_proved_by_finite_bounds_above_zero(
 ) -> None:
     monkeypatch.setattr(search, "strict_bounds", constant(-1.0, leaf=bound))
     found = run(*touching())
-    assert found.proved is proved
+    assert bool(found) is proved
     assert bool(found.reason) is not proved
 
 
@@ -125,9 +137,11 @@ def test_a_minimum_of_zero_is_not_proved() -> None:
     """Neither with splits to make, nor without, nor if no counterexample comes of it."""
     for problem in (touching(), touching(splits=False), touching(outputs=2)):
         found = run(*problem)
-        assert not found.proved and found.point is None
-        assert found.reason.startswith("subproblems too close to zero") and found.open > 0
-        assert not complete.branch_and_bound(*problem, None, timeout=20.0).verified
+        assert not found and found.counterexample is None
+        assert found.cause is Cause.TOO_CLOSE
+        assert not complete.branch_and_bound(
+            problem[0], OpenProblem(problem[1]), Deadline.after(20.0)
+        )
         assert solve(*problem, timeout=20.0).verdict == "unknown"
 
 
@@ -137,7 +151,7 @@ def test_leaves_that_cannot_be_solved_are_not_proved(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(search, "solve_leaf", fail)
     found = run(*touching())
-    assert not found.proved and found.open > 0 and found.bound == -math.inf
+    assert not found and "lowest bound -inf" in found.reason
 
 
 def test_leaves_that_time_does_not_allow_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +161,10 @@ def test_leaves_that_time_does_not_allow_are_not_proved(monkeypatch: pytest.Monk
         clock = itertools.count()
         monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda c=clock: next(c)))
         found = run(*touching(), deadline=allowed)
-        if found.proved:
+        if bool(found):
             break
         assert found.reason == "time" and found.open > 0
-    assert found.proved and allowed > 5, "with enough time everything is proved"
+    assert bool(found) and allowed > 5, "with enough time everything is proved"
 
 
 def test_all_of_a_groups_rows_may_prove_it_but_each_group_needs_one(
@@ -158,7 +172,7 @@ def test_all_of_a_groups_rows_may_prove_it_but_each_group_needs_one(
 ) -> None:
     subject, problem = touching(splits=False, outputs=3)
     unsafe = Unsafe(problem.unsafe.matrix, problem.unsafe.offset + 1, torch.tensor([0, 0, 1]))
-    relaxation = bound_nodes(subject, problem, None)
+    relaxation = bound_nodes(subject, OpenProblem(problem))
     reduced = reduce(relaxation, unsafe.matrix, unsafe.offset)
     for good, proved in (([0, 2], True), ([1, 2], True), ([0, 1], False), ([2], False)):
         rows = said(-1.0, -1.0, -1.0)
@@ -169,18 +183,18 @@ def test_all_of_a_groups_rows_may_prove_it_but_each_group_needs_one(
             lambda network, problems, *_, rows=rows, **__: rows[problems.row],
         )
         found = BranchAndBound(reduced, unsafe.group, lambda *_: None).run(math.inf)
-        assert found.proved is proved, good
+        assert bool(found) is proved, good
 
 
 def test_a_point_is_no_proof() -> None:
     point = torch.zeros(2, dtype=torch.float64)
     found = run(*touching(), refute=lambda *_: point)
-    assert found.point is point and not found.proved
+    assert found.counterexample is point and not found
 
 
 def test_what_is_open_has_no_bound() -> None:
-    answer = complete.branch_and_bound(*touching(), None, timeout=-1.0)
-    assert not answer.verified and math.isnan(answer.bound)
+    answer = decide_late(complete.branch_and_bound, *touching())
+    assert not answer and answer.bound is None
 
 
 def test_other_bends_than_relus_are_not_searched() -> None:
@@ -196,8 +210,8 @@ def test_other_bends_than_relus_are_not_searched() -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
     unsafe = Unsafe(one, 0 * one[0], torch.zeros(1).long())
     problem = Problem(box, box, unsafe, lambda point: False)
-    answer = complete.branch_and_bound(subject, problem, None, timeout=10.0)
-    assert not answer.verified and answer.reason == "no branching: not a ReLU network"
+    answer = complete.branch_and_bound(subject, OpenProblem(problem), Deadline.after(10.0))
+    assert not answer and answer.reason == "no branching: not a ReLU network"
 
 
 # --- mixed-integer programs -----------------------------------------------------------------------
@@ -214,8 +228,8 @@ def test_programs_prove_what_exceeds_the_allowance(
     monkeypatch.setattr(
         complete.milp, "minimize", lambda *_, **__: Optimum(lower, math.inf, None, True)
     )
-    answer = mixed_integer_program(*robust(), None, timeout=10.0)
-    assert answer.verified is proved
+    answer = mixed_integer_program(robust()[0], OpenProblem(robust()[1]), Deadline.after(10.0))
+    assert bool(answer) is proved
     assert bool(answer.reason) is not proved
 
 
@@ -245,8 +259,8 @@ def row_problem(offset: float, groups: list[int]) -> Problem:
 def test_linear_bounds_prove_if_they_are_finite_and_above_zero(
     bound: float, proved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solving, "best_bounds", lambda *_: said(bound))
-    monkeypatch.setattr(solving.Refuter, "search", lambda self, **_: None)
+    monkeypatch.setattr(complete, "best_bounds", lambda *_: said(bound))
+    monkeypatch.setattr(refutation.Refuter, "search", lambda self, **_: None)
     found = solve(curved(), row_problem(0.0, [0]), timeout=10.0)
     assert (found.verdict == "verified") is proved
 
@@ -265,8 +279,8 @@ def test_linear_bounds_prove_if_they_are_finite_and_above_zero(
 def test_each_group_needs_a_row_above_zero(
     rows: list[float], offset: float, proved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solving, "best_bounds", lambda *_: said(*rows))
-    monkeypatch.setattr(solving.Refuter, "search", lambda self, **_: None)
+    monkeypatch.setattr(complete, "best_bounds", lambda *_: said(*rows))
+    monkeypatch.setattr(refutation.Refuter, "search", lambda self, **_: None)
     found = solve(curved(), row_problem(offset, [0, 0, 1]), timeout=10.0)
     assert (found.verdict == "verified") is proved
 
@@ -281,11 +295,10 @@ def test_the_bound_that_is_reported_is_rounded_down() -> None:
 # --- stages ---------------------------------------------------------------------------------------
 
 
-def linear() -> tuple[Subject, Samples]:
+def linear() -> tuple[Subject, list[OpenProblem]]:
     net = network(([[1.0]], [0.0]), ([[1.0], [0.0]], [0.0, 0.0]))
-    return Subject.of(net, (1,)), Samples(
-        Ball(torch.tensor([[0.5]]), Fraction(1, 10)), torch.tensor([0])
-    )
+    subject, ball = Subject.of(net, (1,)), Ball(torch.tensor([[0.5]]), Fraction(1, 10))
+    return subject, [OpenProblem(p) for p in robustness(subject, ball, torch.tensor([0]))]
 
 
 @SAID
@@ -293,8 +306,8 @@ def test_intervals_prove_if_they_are_finite_and_above_zero(
     bound: float, proved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages.interval, "margins", lambda *_, **__: (said(0.0, bound)[None], {}))
-    findings = STAGES["ibp"].examine(*linear(), StageSettings())
-    assert bool(findings.verified[0]) is proved
+    findings = STAGES["ibp"].examine(*linear(), StageSettings(), Deadline())
+    assert bool(findings[0]) is proved
 
 
 @SAID
@@ -304,8 +317,8 @@ def test_lines_prove_if_they_are_finite_and_above_zero(
 ) -> None:
     monkeypatch.setattr(stages, "best_bounds", lambda *_: said(bound))
     monkeypatch.setattr(stages.Relaxation, "lower", lambda *_: said(bound))
-    findings = STAGES[stage].examine(*linear(), StageSettings())
-    assert bool(findings.verified[0]) is proved
+    findings = STAGES[stage].examine(*linear(), StageSettings(), Deadline())
+    assert bool(findings[0]) is proved
 
 
 # The float32 next to the decimal 0.6 is a little more than that.
@@ -313,13 +326,14 @@ def test_lines_prove_if_they_are_finite_and_above_zero(
 def test_points_outside_of_the_ball_refute_nothing(
     point: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject, samples = linear()
+    subject, problems = linear()
     points = torch.tensor([[point]])
     monkeypatch.setattr(stages, "strong_attack", lambda *_, **__: points)
     monkeypatch.setattr(subject, "run", lambda x: torch.tensor([[0.0, 1.0]]).expand(len(x), 2))
-    assert not STAGES["attack"].examine(subject, samples, StageSettings()).falsified[0]
+    examine = partial(STAGES["attack"].examine, subject, problems, StageSettings(), Deadline())
+    assert examine()[0].counterexample is None
     points.fill_(0.55)
-    assert STAGES["attack"].examine(subject, samples, StageSettings()).falsified[0]
+    assert examine()[0].counterexample is not None
 
 
 # --- the exact margin -----------------------------------------------------------------------------
@@ -327,7 +341,7 @@ def test_points_outside_of_the_ball_refute_nothing(
 
 def test_shifted_rows_cover_the_rounding_of_the_shift() -> None:
     subject, problem = touching()
-    relaxation = bound_nodes(subject, problem, None)
+    relaxation = bound_nodes(subject, OpenProblem(problem))
     reduced = reduce(relaxation, problem.unsafe.matrix, problem.unsafe.offset)
     rows = replace(reduced.rows, constant=said(1.0), slack=said(0.0))
     for goal in (0.5, 2.0**-70, -(2.0**-70), 2.0**60):
@@ -354,7 +368,7 @@ def test_all_of_it_runs_in_full_precision(entry: str, monkeypatch: pytest.Monkey
                 monkeypatch.setitem(STAGES, "ibp", Stage(look))
                 records(blind_spot(), torch.tensor([[0.875, 1.0]]), [0], "1/10", stages=("ibp",))
             else:
-                module, run = (solving, solve) if entry == "solve" else (optimum, worst_margin)
+                module, run = (complete, solve) if entry == "solve" else (optimum, worst_margin)
                 monkeypatch.setattr(module, "bound_nodes", look)
                 run(*robust())
     finally:

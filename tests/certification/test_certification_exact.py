@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -15,20 +14,16 @@ from instances import Instance, draw_instance
 from patterns import exact_minimum
 from torch import Tensor, nn
 
+from tightrope.answer import Answer
 from tightrope.box import Box
-from tightrope.certification.complete import (
-    Answer,
-    Method,
-    Problem,
-    bound_nodes,
-    branch_and_bound,
-    mixed_integer_program,
-)
+from tightrope.certification.cascade import solve
+from tightrope.certification.complete import bound_nodes, branch_and_bound, mixed_integer_program
+from tightrope.certification.problem import OpenProblem, Problem
 from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
-from tightrope.certification.solving import solve
 from tightrope.certification.subjects import Subject
+from tightrope.deadline import Deadline
 from tightrope.domains.reduced.reduction import reduce
 from tightrope.graph import trace
 
@@ -55,18 +50,21 @@ def targets(instance: Instance, seed: int) -> list[Tensor]:
 def check(instance: Instance, problem: Problem, target: Tensor, answer: Answer) -> str:
     """Compare an answer with the exact minimum; return the verdict."""
     exact = float(target.min())
-    if answer.verified:
-        assert answer.point is None
+    if bool(answer):
+        assert answer.counterexample is None
         assert exact > -NOISE * instance.scale, f"verified, but the minimum is {exact}"
         assert 0 < answer.bound <= exact + NOISE * instance.scale
         return "verified"
-    if answer.point is not None:
-        assert bool(instance.box.contains(answer.point[None])[0])
-        assert instance.worst(answer.point, problem.unsafe) <= 0
+    if answer.counterexample is not None:
+        assert bool(instance.box.contains(answer.counterexample[None])[0])
+        assert instance.worst(answer.counterexample, problem.unsafe) <= 0
         assert exact < NOISE * instance.scale, f"falsified, but the minimum is {exact}"
         return "falsified"
     assert answer.reason
     return "unknown"
+
+
+Method = Callable[[Subject, OpenProblem, Deadline], Answer]
 
 
 def agree(method: Method, seeds: range, *, most: int, single: bool = False) -> dict[str, int]:
@@ -75,10 +73,11 @@ def agree(method: Method, seeds: range, *, most: int, single: bool = False) -> d
     for seed in seeds:
         instance = draw_instance(seed, most=most, single=single)
         nothing = torch.zeros_like(instance.minima)
-        known = bound_nodes(instance.subject, instance.problem(nothing), None).boxes
+        known = bound_nodes(instance.subject, OpenProblem(instance.problem(nothing))).known(0)
         for target in targets(instance, seed):
             problem = instance.problem(target - instance.minima)
-            answer = method(instance.subject, problem, known, timeout=60.0)
+            opened = OpenProblem(problem, nodes=known)
+            answer = method(instance.subject, opened, Deadline.after(60.0))
             verdict = check(instance, problem, target, answer)
             counts[verdict] += 1
             if verdict == "unknown":
@@ -86,19 +85,14 @@ def agree(method: Method, seeds: range, *, most: int, single: bool = False) -> d
     return counts
 
 
-def impatient_search(
-    subject: Subject, problem: Problem, known: Mapping[int, Box] | None, *, timeout: float
-) -> Answer:
+def impatient_search(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
     """Branch and bound with poor bounds: it has to split more, and is faster on small networks."""
-    unsafe = problem.unsafe
-    relaxation = bound_nodes(subject, problem, known)
+    problem, unsafe = opened.problem, opened.problem.unsafe
+    relaxation = bound_nodes(subject, opened)
     reduced = reduce(relaxation, unsafe.matrix, unsafe.offset)
     refuter = Refuter(subject, problem.inner, unsafe, problem.fails, climbers=2, steps=3)
     poor = SearchSettings(root_iterations=2, iterations=3, smallest_batch=2)
-    found = BranchAndBound(reduced, unsafe.group, refuter, settings=poor).run(
-        time.monotonic() + timeout
-    )
-    return Answer(found.proved, found.point, found.bound, found.subproblems, found.reason)
+    return BranchAndBound(reduced, unsafe.group, refuter, settings=poor).run(deadline.end)
 
 
 # 180 networks with ten problems each, most of them among the slow tests, and 20 with more effort.
@@ -268,9 +262,9 @@ def test_a_counterexample_around_one_inner_point_is_found(width: float) -> None:
             Unsafe.misclassification(0, 2, torch.device("cpu")),
             lambda point, net=net: int(net(point[None]).argmax()) != 0,
         )
-        answer = branch_and_bound(subject, problem, None, timeout=60.0)
-        assert not answer.verified and answer.point is not None
-        assert (answer.point - torch.tensor(place)).abs().max() < width
+        answer = branch_and_bound(subject, OpenProblem(problem), Deadline.after(60.0))
+        assert not answer and answer.counterexample is not None
+        assert (answer.counterexample - torch.tensor(place)).abs().max() < width
 
 
 def test_without_branching_planted_counterexamples_stay_open() -> None:

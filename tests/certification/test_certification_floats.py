@@ -15,9 +15,10 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tightrope.certification.complete import bound_nodes, robustness
-from tightrope.certification.properties import Ball, Samples
-from tightrope.certification.solving import solve
+from tightrope.certification.cascade import solve
+from tightrope.certification.complete import bound_nodes
+from tightrope.certification.problem import OpenProblem, robustness
+from tightrope.certification.properties import Ball
 from tightrope.certification.subjects import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,7 +34,7 @@ def assert_never_verified(net: nn.Sequential, x: Tensor, eps: Fraction, label: i
     cascade = ("ibp", "attack", "crown-ibp", "alpha", "bab")
     assert verdicts(net, x, [label], eps, stages=cascade) != ["verified"]
     subject = Subject.of(net, tuple(x.shape[1:]))
-    problem = robustness(subject, Samples(Ball(x, eps), torch.tensor([label])))
+    (problem,) = robustness(subject, Ball(x, eps), torch.tensor([label]))
     assert not solve(subject, problem, timeout=20.0)
 
 
@@ -268,8 +269,8 @@ def test_strict_bounds_of_hidden_neurons_hold_exactly() -> None:
     """The bounds that later stages build on are proved as well."""
     net, x = absorbing(40), torch.tensor([[0.25]])
     subject = Subject.of(net, (1,))
-    problem = robustness(subject, Samples(Ball(x, Fraction(1, 10)), torch.tensor([0])))
-    box = bound_nodes(subject, problem, None).boxes[len(subject.exact.nodes) - 1]
+    (problem,) = robustness(subject, Ball(x, Fraction(1, 10)), torch.tensor([0]))
+    box = bound_nodes(subject, OpenProblem(problem)).boxes[len(subject.exact.nodes) - 1]
     for place in (Fraction(15, 100), Fraction(1, 4), Fraction(35, 100)):
         value = Fraction(1, 2) - place
         assert Fraction(box.lower[0, 0].item()) <= value <= Fraction(box.upper[0, 0].item())

@@ -24,11 +24,11 @@ import torch
 from hangs import PATIENCE
 
 import tightrope as tr
+from tightrope.answer import Verdict
 from tightrope.certification import workers
 from tightrope.runs import Run
 from tightrope.runs.journal import Record
 from tightrope.runs.lock import Lock
-from tightrope.verdict import Verdict
 
 certify_module = importlib.import_module("tightrope.certification.certifying")
 

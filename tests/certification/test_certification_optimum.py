@@ -11,7 +11,7 @@ from instances import Instance, draw_instance
 from patterns import exact_minimum
 from torch import nn
 
-from tightrope.certification.complete import Problem
+from tightrope.certification.problem import Problem
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.search.optimum import worst_margin
 from tightrope.certification.search.pool import Pool

@@ -9,13 +9,15 @@ import torch
 from handmade import network, rational_margin, records
 from torch import Tensor, nn
 
+from tightrope.answer import Answer, Verdict
 from tightrope.box import Box
 from tightrope.certification import properties
-from tightrope.certification.complete import Problem, branch_and_bound, robustness
-from tightrope.certification.properties import Ball, Samples, Unsafe
-from tightrope.certification.solving import Verification, solve
+from tightrope.certification.cascade import solve
+from tightrope.certification.complete import branch_and_bound
+from tightrope.certification.problem import OpenProblem, Problem, robustness
+from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.subjects import Subject
-from tightrope.verdict import Verdict
+from tightrope.deadline import Deadline
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,10 +28,11 @@ def around(module: nn.Module, x: Tensor, eps: Fraction | str) -> tuple[Subject, 
     """Return the robustness of a module's own prediction."""
     subject = Subject.of(module, tuple(x.shape))
     label = subject.predict(x[None])
-    return subject, robustness(subject, Samples(Ball(x[None], Fraction(eps)), label))
+    (problem,) = robustness(subject, Ball(x[None], Fraction(eps)), label)
+    return subject, problem
 
 
-def decide(module: nn.Module, x: Tensor, eps: Fraction | str) -> Verification:
+def decide(module: nn.Module, x: Tensor, eps: Fraction | str) -> Answer:
     subject, problem = around(module, x, eps)
     found = solve(subject, problem, timeout=60.0)
     if found.counterexample is not None:
@@ -159,8 +162,8 @@ def test_stable_relus_need_no_branching() -> None:
     """One ReLU is always on, one always off: `o_0 - o_1 = x + 1 - 3/2`."""
     net = network(([[1.0], [-1.0]], [1.0, -2.0]), ([[1.0, 1.0], [0.0, 0.0]], [0.0, 1.5]))
     subject, problem = around(net, torch.tensor([0.75]), "1/5")
-    answer = branch_and_bound(subject, problem, None, timeout=60.0)
-    assert answer.verified and answer.domains == 1
+    answer = branch_and_bound(subject, OpenProblem(problem), Deadline.after(60.0))
+    assert bool(answer) and answer.domains == 1
     assert answer.bound == pytest.approx(0.05, abs=1e-9)
     assert decide(net, torch.tensor([0.75]), "1/3").verdict == "falsified"
 
@@ -195,7 +198,7 @@ def test_other_activations_are_proved_refuted_or_open_with_a_reason(activation: 
             with torch.no_grad():
                 assert (module(points).argmax(1) == module(x[None]).argmax(1)).all()
         elif found.verdict == "unknown":
-            assert found.stage == "alpha" and "not a ReLU network" in found.reason
+            assert found.stage == "bab" and "not a ReLU network" in found.reason
             assert found.bound is not None and found.bound <= 0
     assert "verified" in seen and len(seen) > 1
 
@@ -268,7 +271,7 @@ def test_bounds_that_overflow_prove_nothing() -> None:
         (record,) = records(net, x, [0], "1/10", stages=(stage,))
         assert record.verdict != "verified"
     subject, problem = around(net, x[0], "1/10")
-    assert not branch_and_bound(subject, problem, None, timeout=2.0).verified
+    assert not branch_and_bound(subject, OpenProblem(problem), Deadline.after(2.0))
 
 
 def test_an_undefined_output_is_never_verified() -> None:

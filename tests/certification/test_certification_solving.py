@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from fractions import Fraction
 
@@ -12,22 +11,18 @@ from handmade import blind_spot, network
 from instances import draw_instance
 from torch import Tensor, nn
 
+from tightrope.answer import Answer, Verdict
 from tightrope.certification import complete
-from tightrope.certification.complete import (
-    NOT_BOUNDED,
-    branch_and_bound,
-    mixed_integer_program,
-    robustness,
-)
-from tightrope.certification.properties import Ball, Samples
+from tightrope.certification.cascade import solve
+from tightrope.certification.complete import NOT_BOUNDED, branch_and_bound, mixed_integer_program
+from tightrope.certification.problem import OpenProblem, robustness
+from tightrope.certification.properties import Ball
 from tightrope.certification.refutation import Refuter
-from tightrope.certification.solving import Verification, solve
 from tightrope.certification.subjects import Subject
 from tightrope.certification.verifying import verify
 from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.errors import UserError
 from tightrope.graph import trace
-from tightrope.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -74,7 +69,7 @@ def test_each_way_to_an_answer() -> None:
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_only_verified_is_true(verdict: Verdict) -> None:
-    assert bool(Verification(verdict, "bab", 0.0)) == (verdict is Verdict.VERIFIED)
+    assert bool(Answer(verdict, "bab", 0.0)) == (verdict is Verdict.VERIFIED)
 
 
 def test_branching_is_counted() -> None:
@@ -99,8 +94,8 @@ def test_out_of_time_is_unknown() -> None:
 def test_a_search_without_time_says_how_far_it_came(patient_bounds: None) -> None:
     module, x = hard_problem()
     subject = Subject.of(module, (16,))
-    problem = robustness(subject, Samples(Ball(x[None], Fraction(1, 2)), torch.tensor([0])))
-    answer = branch_and_bound(subject, problem, None, timeout=-1.0)
+    (problem,) = robustness(subject, Ball(x[None], Fraction(1, 2)), torch.tensor([0]))
+    answer = branch_and_bound(subject, OpenProblem(problem), Deadline.after(-1.0))
     assert answer.reason.startswith("time: lowest bound") and "unstable neurons" in answer.reason
 
 
@@ -108,18 +103,17 @@ def test_a_search_without_time_says_how_far_it_came(patient_bounds: None) -> Non
 def test_a_deadline_in_the_past_gives_no_verdict(method) -> None:  # type: ignore[no-untyped-def]
     module, x = hard_problem()
     subject = Subject.of(module, (16,))
-    problem = robustness(subject, Samples(Ball(x[None], Fraction(1, 2)), torch.tensor([0])))
-    answer = method(subject, problem, None, timeout=-1.0)
-    assert not answer.verified and answer.point is None
-    assert answer.reason == NOT_BOUNDED
+    (problem,) = robustness(subject, Ball(x[None], Fraction(1, 2)), torch.tensor([0]))
+    answer = method(subject, OpenProblem(problem), Deadline.after(-1.0))
+    assert not answer and answer.counterexample is None
+    assert answer.reason == f"time: {NOT_BOUNDED}"
 
 
 def test_attacks_end_with_their_time() -> None:
     """The clock is looked at before each evaluation; nothing depends on how fast they are."""
     module, x = hard_problem()
     subject = Subject.of(module, tuple(x.shape))
-    samples = Samples(Ball(x[None], Fraction(1, 10)), torch.tensor([0]))
-    problem = robustness(subject, samples)
+    (problem,) = robustness(subject, Ball(x[None], Fraction(1, 10)), torch.tensor([0]))
     refuter = Refuter(subject, problem.inner, problem.unsafe, problem.fails)
     looks = []
 
@@ -137,10 +131,10 @@ def test_unfinished_searches_claim_no_bound(patient_bounds: None) -> None:
     for seed in range(200, 212):
         instance = draw_instance(seed, most=128)
         problem = instance.problem(1e-3 - instance.minima)
-        answer = branch_and_bound(instance.subject, problem, None, timeout=-1.0)
+        answer = branch_and_bound(instance.subject, OpenProblem(problem), Deadline.after(-1.0))
         # What float32 says of open subproblems proves nothing.
-        assert answer.verified or math.isnan(answer.bound)
-        assert answer.point is None
+        assert bool(answer) or answer.bound is None
+        assert answer.counterexample is None
 
 
 # --- repeatable, and without traces ---------------------------------------------------------------
@@ -183,8 +177,8 @@ def test_dropout_and_batch_statistics_are_those_of_inference() -> None:
 def test_solve_and_verify_are_the_same() -> None:
     net, x = blind_spot(), torch.tensor([0.875, 1.0])
     subject = Subject.of(net, (2,))
-    samples = Samples(Ball(x[None], Fraction(1, 10)), torch.tensor([0]))
-    alone = solve(subject, robustness(subject, samples))
+    (problem,) = robustness(subject, Ball(x[None], Fraction(1, 10)), torch.tensor([0]))
+    alone = solve(subject, problem)
     for network_form in (net, trace(net, (2,))):
         found = verify(network_form, x.clone().requires_grad_(), torch.tensor(0), eps=0.1)
         assert (found.verdict, found.bound) == (alone.verdict, alone.bound)

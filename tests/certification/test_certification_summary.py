@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tightrope.answer import Verdict
 from tightrope.runs.journal import Record
 from tightrope.runs.summary import summarize
-from tightrope.verdict import Verdict
 
 OUTCOMES = [
     (Verdict.FALSIFIED, "natural", False),

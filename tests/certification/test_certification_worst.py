@@ -11,9 +11,11 @@ import torch
 from handmade import records
 from torch import nn
 
-from tightrope.certification.complete import bound_nodes, branch_and_bound, robustness
-from tightrope.certification.properties import Ball, Samples
+from tightrope.certification.complete import bound_nodes, branch_and_bound
+from tightrope.certification.problem import OpenProblem, robustness
+from tightrope.certification.properties import Ball
 from tightrope.certification.subjects import Subject
+from tightrope.deadline import Deadline
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "domains"))
 
@@ -65,8 +67,9 @@ def test_a_margin_just_below_zero_is_not_verified(stage: str) -> None:
 def test_a_search_alone_does_not_verify_it_either() -> None:
     """With bounds that are known already, and without."""
     subject = Subject.of(nearly_robust(ALMOST), (COUNT,))
-    problem = robustness(subject, Samples(Ball(sample(), EPS), torch.tensor([0])))
+    (problem,) = robustness(subject, Ball(sample(), EPS), torch.tensor([0]))
     with adverse("up"):
-        known = bound_nodes(subject, problem, None).boxes
-        for boxes in (None, known):
-            assert not branch_and_bound(subject, problem, boxes, timeout=10.0).verified
+        known = bound_nodes(subject, OpenProblem(problem)).known(0)
+        for nodes in (None, known):
+            opened = OpenProblem(problem, nodes=nodes)
+            assert not branch_and_bound(subject, opened, Deadline.after(10.0))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tightrope.certification.solving import solve
 from torch import Tensor, nn
 
 import tightrope as tr
+from tightrope.answer import Verdict
 from tightrope.box import Box
 from tightrope.certification.bounding import METHODS
 from tightrope.certification.complete import Problem
 from tightrope.certification.properties import Unsafe
-from tightrope.certification.solving import solve
 from tightrope.certification.subjects import Subject
 from tightrope.domains import interval, milp
 from tightrope.domains.milp.encoding import Encoding
 from tightrope.graph import Graph, Node, evaluate, ops
 from tightrope.precision import ROUNDING
-from tightrope.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from tightrope import nets
+from tightrope.answer import Verdict
 from tightrope.runs import Run
 from tightrope.runs.journal import Record
 from tightrope.runs.summary import summarize
 from tightrope.training.settings import Settings
-from tightrope.verdict import Verdict
 
 SHAPE = (1, 4, 4)
 NETWORK = {"width": 4, "depth": 1, "batch_norm": False}

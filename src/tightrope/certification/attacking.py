@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-from tightrope.certification.properties import Ball, Samples
+from tightrope.certification.problem import OpenProblem, robustness
+from tightrope.certification.properties import Ball
 from tightrope.certification.stages import StageSettings, attack_stage
 from tightrope.certification.subjects import Subject
+from tightrope.deadline import Deadline
 from tightrope.files import write_json
 from tightrope.precision import full_precision
 from tightrope.radius import Radius, format_radius
@@ -82,9 +84,10 @@ def _attack(
             right = (subject.predict(x) == labels).nonzero()[:, 0]
             natural += len(right)
             if len(right):
-                samples_left = Samples(Ball(x[right], examination.eps), labels[right])
-                broken = attack_stage(subject, samples_left, settings).falsified
-                adversarial += int((~broken).sum())
+                ball = Ball(x[right], examination.eps)
+                problems = [OpenProblem(p) for p in robustness(subject, ball, labels[right])]
+                answers = attack_stage(subject, problems, settings, Deadline())
+                adversarial += sum(a.counterexample is None for a in answers)
             progress(min(first + BATCH, total), total)
     return AttackResult(
         total,

@@ -1,77 +1,139 @@
-"""The cascade: cheap stages first, each batched over images, what is left to the next one."""
+"""The cascade: cheap stages first, each on many problems at once, what is left to the next one.
+
+From the first `single` stage on, each problem goes through the rest by itself.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
+from tightrope.answer import Answer, Cause, Verdict, undecided
 from tightrope.attacks import worst_margin
-from tightrope.certification.properties import Ball, Samples
-from tightrope.certification.stages import Findings, Stage, StageSettings
+from tightrope.certification.problem import OpenProblem, Problem, robustness
+from tightrope.certification.properties import Ball
+from tightrope.certification.stages import STAGES, Stage, StageSettings
 from tightrope.certification.subjects import Subject
+from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.precision import full_precision
 from tightrope.runs.examination import batch_seed
 from tightrope.runs.journal import Record
-from tightrope.verdict import Verdict
 
 # Called with a sample's index and its counterexample; returns the name to put in the journal.
 Keep = Callable[[int, Tensor], str]
 
-
-@dataclass
-class _Open:
-    """What is known of one sample that is still open."""
-
-    index: int
-    label: int
-    prediction: int
-    margin: float = math.nan
-    times: dict[str, float] = field(default_factory=dict)
-    reason: str | None = None
-    domains: int | None = None
-
-    def record(self, verdict: Verdict, stage: str, counterexample: str | None = None) -> Record:
-        return Record(
-            index=self.index,
-            label=self.label,
-            prediction=self.prediction,
-            verdict=verdict,
-            stage=stage,
-            margin=self.margin if math.isfinite(self.margin) else None,
-            seconds=sum(self.times.values()),
-            times=self.times,
-            counterexample=counterexample,
-            reason=self.reason if verdict is Verdict.UNKNOWN else None,
-            domains=self.domains,
-        )
+# Stages of `verify`: one problem, which is attacked before anything else.
+SINGLE = ("attack", "alpha", "bab")
+SINGLE_SETTINGS = StageSettings(steps=50, restarts=1)
 
 
-@dataclass
-class _Batch:
-    """The samples of a batch that are still open."""
+def walk(
+    subject: Subject,
+    problems: Sequence[OpenProblem],
+    stages: Mapping[str, Stage],
+    settings: StageSettings,
+    skip: Container[int] = (),
+) -> Iterator[tuple[int, Answer]]:
+    """Send problems through the stages; yield position and answer of each as it is decided.
 
-    entries: list[_Open]
-    samples: Samples
+    Those at the positions in `skip` take part in the common stages only.
+    """
+    left = list(range(len(problems)))
+    names = list(stages)
+    together = next((k for k, name in enumerate(names) if stages[name].single), len(names))
+    for name in names[:together]:
+        if left:
+            answers = _run(subject, [problems[i] for i in left], name, stages[name], settings)
+            yield from ((i, a) for i, a in zip(left, answers, strict=True) if _decided(a))
+            left = [i for i, a in zip(left, answers, strict=True) if not _decided(a)]
+    for i in (i for i in left if i not in skip):
+        answer = _summary(problems[i], names[together - 1] if together else "")
+        for name in names[together:]:
+            (answer,) = _run(subject, [problems[i]], name, stages[name], settings)
+            if _decided(answer):
+                break
+        problems[i].search = None  # large
+        yield i, answer
 
-    def narrow(self, index: Tensor) -> None:
-        """Go on with some samples only, by their positions."""
-        self.entries = [self.entries[i] for i in index.tolist()]
-        self.samples = self.samples.select(index)
+
+def _decided(answer: Answer) -> bool:
+    return answer.verdict is not Verdict.UNKNOWN
+
+
+def _run(
+    subject: Subject,
+    problems: Sequence[OpenProblem],
+    name: str,
+    stage: Stage,
+    settings: StageSettings,
+) -> list[Answer]:
+    """Run a stage on open problems; each is charged its share of the time."""
+    started = time.perf_counter()
+    deadline = Deadline.after(sum(max(opened.left, 0.0) for opened in problems))
+    try:
+        with until(deadline):
+            answers = stage.examine(subject, problems, settings, deadline)
+    except OutOfTimeError:
+        answers = [undecided(Cause.TIME, f"{name} had not ended")] * len(problems)
+    share = (time.perf_counter() - started) / len(problems)
+    complete = []
+    for opened, answer in zip(problems, answers, strict=True):
+        opened.times[name] = opened.times.get(name, 0.0) + share
+        if _decided(answer):
+            seconds = sum(opened.times.values())
+            subproblems = answer.subproblems or opened.last.subproblems
+            answer = replace(answer, stage=name, seconds=seconds, subproblems=subproblems)
+        else:
+            opened.note(answer)
+            answer = _summary(opened, name)
+        complete.append(answer)
+    return complete
+
+
+def _summary(opened: OpenProblem, stage: str) -> Answer:
+    """Return what is known of an open problem."""
+    seconds = sum(opened.times.values())
+    return replace(opened.last, stage=stage, seconds=seconds, bound=opened.bound)
+
+
+def solve(
+    subject: Subject,
+    problem: Problem,
+    *,
+    timeout: float = 60.0,
+    seed: int = 0,
+    stages: Sequence[str] = SINGLE,
+    settings: StageSettings = SINGLE_SETTINGS,
+) -> Answer:
+    """Decide one problem within a number of seconds."""
+    chosen = {name: STAGES[name] for name in stages}
+    alone = replace(problem, label=None)  # every group of rows is attacked, not the worst one alone
+    with torch.random.fork_rng(), full_precision():
+        torch.manual_seed(seed)
+        ((_, answer),) = walk(subject, [OpenProblem(alone, timeout)], chosen, settings)
+    return answer
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of a test set to be decided together: indices, inputs, labels and the radius."""
+
+    indices: Tensor
+    x: Tensor
+    labels: Tensor
+    eps: Fraction
 
 
 def decide(
     subject: Subject,
-    indices: Tensor,
-    x: Tensor,
-    labels: Tensor,
+    samples: Samples,
     *,
-    eps: Fraction,
     stages: Mapping[str, Stage],
     keep: Keep,
     settings: StageSettings,
@@ -85,104 +147,69 @@ def decide(
     what is computed for the batch as a whole, and are left out of the long stages.
     """
     with torch.random.fork_rng(), full_precision():
-        torch.manual_seed(batch_seed(seed, int(indices[0])))
-        batch = _begin(subject, indices, x, labels, eps)
-        yield from _wrong_from_the_start(subject, batch)
-        last = "natural"
-        for name, stage in stages.items():
-            if stage.single:
-                rest = [i for i, entry in enumerate(batch.entries) if entry.index not in known]
-                batch.narrow(torch.tensor(rest, dtype=torch.long, device=labels.device))
-                yield from _run_one_by_one(subject, batch, name, stage, settings, keep)
-            elif batch.entries:
-                yield from _run_stage(subject, batch, name, stage, settings, keep)
-            last = name
-        for entry in batch.entries:
-            yield entry.record(Verdict.UNKNOWN, last)
+        torch.manual_seed(batch_seed(seed, int(samples.indices[0])))
+        started = time.perf_counter()
+        predictions = _predict(subject, samples)
+        share = (time.perf_counter() - started) / len(predictions)
+        right = (predictions == samples.labels).nonzero()[:, 0]
+        yield from _wrong_from_the_start(subject, samples, predictions, share)
+        ball = Ball(samples.x[right], samples.eps)
+        problems = [
+            OpenProblem(problem, settings.timeout, {"natural": share})
+            for problem in robustness(subject, ball, samples.labels[right])
+        ]
+        indices = samples.indices[right.cpu()].tolist()
+        skip = {i for i, index in enumerate(indices) if index in known}
+        for i, answer in walk(subject, problems, stages, settings, skip):
+            yield _record(subject, indices[i], problems[i], answer, keep)
 
 
-def _begin(subject: Subject, indices: Tensor, x: Tensor, labels: Tensor, eps: Fraction) -> _Batch:
-    started = time.perf_counter()
-    predictions = subject.predict(x)
-    wrong = subject.fooled(x, labels, predictions != labels)
-    predictions = torch.where(wrong, predictions, labels)
-    share = (time.perf_counter() - started) / len(labels)
-    entries = [
-        _Open(i, y, p, times={"natural": share})
-        for i, y, p in zip(indices.tolist(), labels.tolist(), predictions.tolist(), strict=True)
-    ]
-    return _Batch(entries, Samples(Ball(x, eps), labels))
+def _predict(subject: Subject, samples: Samples) -> Tensor:
+    """Return the predicted classes; a wrong one has to be so for the sample alone."""
+    predictions = subject.predict(samples.x)
+    wrong = subject.fooled(samples.x, samples.labels, predictions != samples.labels)
+    return torch.where(wrong, predictions, samples.labels)
 
 
-def _wrong_from_the_start(subject: Subject, batch: _Batch) -> Iterator[Record]:
+def _wrong_from_the_start(
+    subject: Subject, samples: Samples, predictions: Tensor, seconds: float
+) -> Iterator[Record]:
     """Settle samples that the network misclassifies: each is its own counterexample."""
-    margins = -worst_margin(subject.outputs(batch.samples.ball.x), batch.samples.labels).double()
-    rest = []
-    for i, entry in enumerate(batch.entries):
-        if entry.prediction == entry.label:
-            rest.append(i)
-            continue
-        entry.margin = float(margins[i])
-        yield entry.record(Verdict.FALSIFIED, "natural")
-    batch.narrow(torch.tensor(rest, dtype=torch.long, device=margins.device))
+    wrong = (predictions != samples.labels).nonzero()[:, 0]
+    margins = -worst_margin(subject.outputs(samples.x[wrong]), samples.labels[wrong]).double()
+    for i, margin in zip(wrong.tolist(), margins.tolist(), strict=True):
+        yield Record(
+            index=int(samples.indices[i]),
+            label=int(samples.labels[i]),
+            prediction=int(predictions[i]),
+            verdict=Verdict.FALSIFIED,
+            stage="natural",
+            margin=margin if math.isfinite(margin) else None,
+            seconds=seconds,
+            times={"natural": seconds},
+        )
 
 
-def _run_stage(
-    subject: Subject,
-    batch: _Batch,
-    name: str,
-    stage: Stage,
-    settings: StageSettings,
-    keep: Keep,
-) -> Iterator[Record]:
-    """Run a stage on all open samples together."""
-    started = time.perf_counter()
-    findings = stage.examine(subject, batch.samples, settings)
-    share = (time.perf_counter() - started) / len(batch.entries)
-    rest = []
-    for i, entry in enumerate(batch.entries):
-        entry.times[name] = share
-        record = _settle(entry, i, name, findings, keep)
-        if record is None:
-            rest.append(i)
-        else:
-            yield record
-    if findings.bounds:
-        batch.samples = Samples(batch.samples.ball, batch.samples.labels, findings.bounds)
-    batch.narrow(torch.tensor(rest, dtype=torch.long, device=batch.samples.labels.device))
-
-
-def _run_one_by_one(
-    subject: Subject,
-    batch: _Batch,
-    name: str,
-    stage: Stage,
-    settings: StageSettings,
-    keep: Keep,
-) -> Iterator[Record]:
-    """Run a stage on each open sample, so that each outcome is known as soon as it can be."""
-    left: list[int] = []
-    for i in range(len(batch.entries)):
-        position = torch.tensor([i], device=batch.samples.labels.device)
-        alone = _Batch([batch.entries[i]], batch.samples.select(position))
-        yield from _run_stage(subject, alone, name, stage, settings, keep)
-        if alone.entries:
-            left.append(i)
-    batch.narrow(torch.tensor(left, dtype=torch.long, device=batch.samples.labels.device))
-
-
-def _settle(entry: _Open, i: int, name: str, findings: Findings, keep: Keep) -> Record | None:
-    """Return the record of a sample that a stage decided; else take note of what it found."""
-    margin = float(findings.margin[i])
-    entry.domains = findings.domains[i] if findings.domains else entry.domains
-    if findings.verified[i]:
-        entry.margin = margin
-        return entry.record(Verdict.VERIFIED, name)
-    if findings.falsified[i]:
-        assert findings.points is not None
-        entry.margin = margin
-        return entry.record(Verdict.FALSIFIED, name, keep(entry.index, findings.points[i]))
-    # A stage that bounds nothing says NaN; the best lower bound so far stands.
-    entry.margin = max((m for m in (entry.margin, margin) if not math.isnan(m)), default=math.nan)
-    entry.reason = findings.reasons[i] if findings.reasons else entry.reason
-    return None
+def _record(
+    subject: Subject, index: int, opened: OpenProblem, answer: Answer, keep: Keep
+) -> Record:
+    """Return the journal's record of an answer: of a counterexample, the margin there."""
+    label, margin, name = opened.problem.label, answer.bound, None
+    assert label is not None
+    if answer.counterexample is not None:
+        name = keep(index, answer.counterexample)
+        outputs = subject.outputs(answer.counterexample[None])
+        margin = -float(worst_margin(outputs, torch.tensor([label], device=outputs.device)))
+    return Record(
+        index=index,
+        label=label,
+        prediction=label,
+        verdict=answer.verdict,
+        stage=answer.stage,
+        margin=margin if margin is not None and math.isfinite(margin) else None,
+        seconds=answer.seconds,
+        times=opened.times,
+        counterexample=name,
+        reason=answer.reason or None,
+        domains=answer.subproblems or None,
+    )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tightrope import data
-from tightrope.certification.solving import check_timeout
+from tightrope.certification.problem import check_timeout
 from tightrope.certification.stages import DEFAULT_STAGES, STAGES
 from tightrope.certification.workers import Batch, Task, decide_here, decide_in_workers
 from tightrope.errors import UserError, shorten, unknown_name

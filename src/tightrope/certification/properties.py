@@ -9,7 +9,7 @@ for counterexamples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -146,28 +146,6 @@ class Unsafe:
                 part, widest = [], size
             part.append(group)
         yield groups.new_tensor(part)
-
-
-@dataclass(frozen=True)
-class Samples:
-    """A batch of samples to be certified, and what earlier stages found out about them.
-
-    `bounds` are boxes of some nodes by position, per sample, in float64 and proved.
-    """
-
-    ball: Ball
-    labels: Tensor
-    bounds: tuple[Mapping[int, Box] | None, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def select(self, index: Tensor) -> Samples:
-        """Return some of the samples, by positions or by a mask."""
-        if index.dtype == torch.bool:
-            index = index.nonzero()[:, 0]
-        bounds = tuple(self.bounds[i] for i in index.tolist()) if self.bounds else ()
-        return Samples(self.ball.select(index), self.labels[index], bounds)
 
 
 def _float_above(value: Fraction) -> float:

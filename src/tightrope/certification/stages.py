@@ -1,36 +1,41 @@
-"""The stages of the cascade: each looks at some samples and decides what it can.
+"""The stages: each looks at some open problems and decides what it can.
 
-A stage returns what it proved or refuted and leaves the rest to the next one. Proofs come
-from strict float64 bounds only; refutations are points that the original network
-misclassifies.
+A stage returns an answer for each problem, open ones with the best bound it proved, and leaves
+them to the next. Proofs come from strict float64 bounds only; refutations are points at which the
+original network fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tightrope.attacks import strong_attack, worst_margin
+from tightrope.answer import Answer, Cause, falsified, undecided, verified
+from tightrope.attacks import strong_attack
 from tightrope.box import Box
 from tightrope.certification import complete
-from tightrope.certification.properties import Samples, Unsafe
+from tightrope.certification.problem import OpenProblem, worst_row
 from tightrope.certification.subjects import Subject
+from tightrope.deadline import Deadline
 from tightrope.domains import interval
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
-from tightrope.domains.linear.crown import ALPHA, CROWN_IBP, best_bounds, relax
+from tightrope.domains.linear.crown import CROWN_IBP, relax
 from tightrope.precision import ROUNDING
 
 # Neurons whose bounds are held at a time.
 NEURONS = 1 << 22
 
+Open = Sequence[OpenProblem]
+
 
 @dataclass(frozen=True)
 class StageSettings:
-    """How hard the stages try; `timeout` in seconds, for each complete stage and sample."""
+    """How hard the stages try; `timeout` in seconds, for all that is done for one problem."""
 
     steps: int = 200
     restarts: int = 5
@@ -38,139 +43,142 @@ class StageSettings:
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What a stage says of each sample of a batch.
-
-    `margin` is a lower bound on the worst `o_y - o_i` where `verified`, the margin at `points`
-    where `falsified`, and the best bound known (or NaN) elsewhere. `bounds` are for later stages;
-    `reasons` say why a sample stayed open, `domains` how many subproblems were looked at.
-    """
-
-    verified: Tensor
-    falsified: Tensor
-    margin: Tensor
-    points: Tensor | None = None
-    bounds: tuple[Mapping[int, Box] | None, ...] = ()
-    reasons: tuple[str | None, ...] = ()
-    domains: tuple[int | None, ...] = ()
-
-
-@dataclass(frozen=True)
 class Stage:
-    """A stage; `single` ones take so long that each sample's outcome is written at once."""
+    """A stage; `single` ones take so long that each problem's answer is known at once."""
 
-    examine: Callable[[Subject, Samples, StageSettings], Findings]
+    examine: Callable[[Subject, Open, StageSettings, Deadline], list[Answer]]
     single: bool = False
 
 
-def ibp_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
+def ibp_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
     """Prove by interval bounds, with every rounding error accounted for."""
-    labels = samples.labels
+    labels = [p.problem.label for p in problems]
+    if any(label is None for label in labels):
+        return [_proof(bound) for bound in _output_bounds(subject, problems)]
+    chosen = torch.tensor(labels, device=problems[0].problem.outer.lower.device)
     with torch.no_grad():
-        margins, _ = interval.margins(
-            subject.exact, samples.ball.outer(), labels, rounding=ROUNDING
-        )
-    others = margins.scatter(1, labels[:, None], torch.inf)
-    worst = others.amin(1)
-    verified = torch.isfinite(margins).all(1) & (worst > 0)
-    return Findings(verified, torch.zeros_like(verified), worst)
+        margins, _ = interval.margins(subject.exact, _outer(problems), chosen, rounding=ROUNDING)
+    worst = margins.scatter(1, chosen[:, None], torch.inf).amin(1)
+    worst = torch.where(torch.isfinite(margins).all(1), worst, -torch.inf)
+    return [_proof(bound) for bound in worst.tolist()]
 
 
-def attack_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
-    """Refute by points that lie in the exact ball and fool the original network."""
-    box, labels = samples.ball.inner(), samples.labels
+def _output_bounds(subject: Subject, problems: Open) -> Iterator[float]:
+    """Bound any rows of the outputs by the intervals of the outputs."""
+    with torch.no_grad():
+        output, _ = interval.bounds(subject.exact, _outer(problems), rounding=ROUNDING)
+    for i, opened in enumerate(problems):
+        unsafe = opened.problem.unsafe
+        rows = interval.row_bounds(output[i : i + 1], unsafe.matrix, rounding=ROUNDING)
+        yield worst_row(unsafe, rows)
+
+
+def attack_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Refute by points that lie in the exact set and at which the original network fails."""
+    if any(opened.problem.label is None for opened in problems):
+        return [
+            _refutation(
+                opened.problem.refuter(subject).search(
+                    steps=settings.steps, restarts=settings.restarts, deadline=deadline
+                ),
+                deadline,
+            )
+            for opened in problems
+        ]
+    box = _inner(problems)
+    labels = torch.tensor([p.problem.label for p in problems], device=box.lower.device)
     points = strong_attack(
         subject.attacked, box, labels, steps=settings.steps, restarts=settings.restarts
     )
     candidates = (subject.predict(points) != labels) & box.contains(points)
-    falsified = subject.fooled(points, labels, candidates)
-    logits = subject.outputs(points)
-    margin = torch.where(falsified, -worst_margin(logits, labels).double(), torch.nan)
-    return Findings(torch.zeros_like(falsified), falsified, margin, points)
-
-
-def crown_ibp_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
-    """Prove by one backward pass over interval bounds."""
-    worst = [
-        _worst(relax(subject.exact, part.ball.outer(), effort=CROWN_IBP, rounding=ROUNDING), part)
-        for part in _parts(subject, samples)
+    broken = subject.fooled(points, labels, candidates)
+    return [
+        _refutation(point if b else None, deadline) for point, b in zip(points, broken, strict=True)
     ]
-    return _proofs(torch.cat(worst))
 
 
-def alpha_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
-    """Prove by linear bounds of all layers with optimised slopes."""
-    worst, bounds = [], []
-    for i in range(len(samples)):
-        alone = samples.select(torch.tensor([i], device=samples.labels.device))
-        relaxation = relax(subject.exact, alone.ball.outer(), effort=ALPHA, rounding=ROUNDING)
-        unsafe = complete.robustness(subject, alone).unsafe
-        margin = best_bounds(relaxation, unsafe.matrix).amin()
-        worst.append(margin)
-        bounds.append(None if margin > 0 else relaxation.known(0))
-    return replace(_proofs(torch.stack(worst)), bounds=tuple(bounds))
+def _refutation(point: Tensor | None, deadline: Deadline) -> Answer:
+    if point is not None:
+        return falsified(point)
+    return undecided(Cause.TIME, "the attack had not ended") if deadline.left <= 0 else undecided()
 
 
-def _parts(subject: Subject, samples: Samples) -> list[Samples]:
-    """Split samples so that the bounds of all their neurons fit into memory."""
-    size = sum(torch.Size(node.shape).numel() for node in subject.exact.nodes)
-    order = torch.arange(len(samples), device=samples.labels.device)
-    return [samples.select(part) for part in order.split(max(1, NEURONS // size))]
+def crown_ibp_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Prove by one backward pass over interval bounds."""
+    answers = []
+    for part in _parts(subject, problems):
+        relaxation = relax(subject.exact, _outer(part), effort=CROWN_IBP, rounding=ROUNDING)
+        answers += [_proof(bound) for bound in worst_rows(relaxation, part)]
+    return answers
 
 
-def _worst(relaxation: Relaxation, samples: Samples) -> Tensor:
-    """Return strict lower bounds on the worst margin of each sample."""
-    classes = relaxation.graph.output_shape[0]
-    device = samples.labels.device
-    unsafe = [Unsafe.misclassification(int(y), classes, device) for y in samples.labels]
-    owner = torch.arange(len(samples), device=device).repeat_interleave(classes - 1)
-    rows = Coefficients(torch.cat([u.matrix for u in unsafe]), owner)
+def worst_rows(relaxation: Relaxation, problems: Open) -> Iterator[float]:
+    """Yield strict lower bounds on the worst row of each problem of a batch."""
+    unsafe = [opened.problem.unsafe for opened in problems]
+    counts = torch.tensor([len(u.matrix) for u in unsafe], device=relaxation.box.lower.device)
+    owner = torch.arange(len(problems), device=counts.device).repeat_interleave(counts)
+    shape = relaxation.graph.output_shape
+    rows = Coefficients(torch.cat([u.matrix for u in unsafe]).unflatten(1, shape), owner)
     bounds = relaxation.lower(relaxation.output, rows)
-    return bounds.view(len(samples), classes - 1).amin(1)
+    for one, part in zip(unsafe, bounds.split(counts.tolist()), strict=True):
+        yield worst_row(one, part)
 
 
-def _proofs(worst: Tensor) -> Findings:
-    verified = torch.isfinite(worst) & (worst > 0)
-    return Findings(verified, torch.zeros_like(verified), worst)
+def alpha_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Prove by linear bounds of all layers with optimised slopes: the root of the search."""
+    return [complete.root(subject, opened, deadline) for opened in problems]
 
 
-def bab_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
-    """Decide one sample by branch and bound."""
-    return _complete(complete.branch_and_bound, subject, samples, settings)
+def bab_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Decide by branch and bound."""
+    return [complete.branch_and_bound(subject, opened, deadline) for opened in problems]
 
 
-def milp_stage(subject: Subject, samples: Samples, settings: StageSettings) -> Findings:
-    """Decide one sample by mixed-integer programming."""
-    return _complete(complete.mixed_integer_program, subject, samples, settings)
+def milp_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Decide by mixed-integer programming."""
+    return [complete.mixed_integer_program(subject, opened, deadline) for opened in problems]
 
 
-def _complete(
-    method: complete.Method, subject: Subject, samples: Samples, settings: StageSettings
-) -> Findings:
-    assert len(samples) == 1
-    problem = complete.robustness(subject, samples)
-    known = samples.bounds[0] if samples.bounds else None
-    answer = method(subject, problem, known, timeout=settings.timeout)
-    points, margin = None, answer.bound
-    if answer.point is not None:
-        points = answer.point[None]
-        margin = -float(worst_margin(subject.outputs(points), samples.labels)[0])
-    return Findings(
-        torch.tensor([answer.verified], device=samples.labels.device),
-        torch.tensor([points is not None], device=samples.labels.device),
-        torch.tensor([margin], dtype=torch.float64, device=samples.labels.device),
-        points,
-        bounds=samples.bounds,
-        reasons=(answer.reason or None,),
-        domains=(answer.domains,),
-    )
+def _proof(bound: float) -> Answer:
+    return verified(bound) if bound > 0 else undecided(bound=bound)
+
+
+def _outer(problems: Open) -> Box:
+    return _joined([opened.problem.outer for opened in problems])
+
+
+def _inner(problems: Open) -> Box:
+    return _joined([opened.problem.inner for opened in problems])
+
+
+def _joined(boxes: list[Box]) -> Box:
+    return Box(torch.cat([b.lower for b in boxes]), torch.cat([b.upper for b in boxes]))
+
+
+def _parts(subject: Subject, problems: Open) -> Iterator[Open]:
+    """Split problems so that the bounds of all their neurons fit into memory."""
+    size = max(1, NEURONS // sum(math.prod(node.shape) for node in subject.exact.nodes))
+    for first in range(0, len(problems), size):
+        yield problems[first : first + size]
 
 
 STAGES: dict[str, Stage] = {
     "ibp": Stage(ibp_stage),
     "attack": Stage(attack_stage),
     "crown-ibp": Stage(crown_ibp_stage),
-    "alpha": Stage(alpha_stage),
+    "alpha": Stage(alpha_stage, single=True),
     "bab": Stage(bab_stage, single=True),
     "milp": Stage(milp_stage, single=True),
 }

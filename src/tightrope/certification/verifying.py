@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tightrope.answer import Answer, Cause, Verdict, falsified, undecided
 from tightrope.box import Box
-from tightrope.certification.complete import Problem, robustness
-from tightrope.certification.properties import PIXELS, Domain, Samples, Unsafe, parse_ball
-from tightrope.certification.solving import Verification, check_timeout, solve
+from tightrope.certification.cascade import solve
+from tightrope.certification.problem import Problem, check_timeout, robustness
+from tightrope.certification.properties import PIXELS, Domain, Unsafe, parse_ball
 from tightrope.certification.subjects import Subject
 from tightrope.certification.vnnlib import (
     Case,
@@ -36,13 +37,12 @@ from tightrope.nets.onnx.check import evenly
 from tightrope.nets.onnx.importing import OnnxNetwork, read_onnx
 from tightrope.radius import Radius
 from tightrope.runs.examination import check_seed
-from tightrope.verdict import Verdict
 
 Network = nn.Module | Graph | OnnxNetwork
 
-NO_TIME = "time: not all of the input boxes were looked at"
-NOT_READ = "time: the files were not read to their end"
-NO_FLOATS = "rounding: the outputs have factors that no floats stand for"
+NO_TIME = "not all of the input boxes were looked at"
+NOT_READ = "the files were not read to their end"
+NO_FLOATS = "the outputs have factors that no floats stand for"
 # A network is compared with its file at points of so many of the boxes of a property.
 CHECKED_BOXES = 6
 
@@ -56,7 +56,7 @@ def verify(
     domain: Domain = PIXELS,
     timeout: float = 60.0,
     seed: int = 0,
-) -> Verification:
+) -> Answer:
     """Decide whether no point within `eps` of `x` (and within `domain`) changes the class.
 
     `x` is one input without a batch dimension, in the network's own precision. The result says
@@ -69,12 +69,12 @@ def verify(
     with _evaluating(network):
         subject = examine_network(network, tuple(x.shape), ball.inner())
         _check_sample(network, subject.graph, x, label)
-        samples = Samples(ball, torch.tensor([label], device=x.device))
         if isinstance(network, OnnxNetwork):
-            network.check([samples.ball.outer()])
+            network.check([ball.outer()])
         if int(subject.predict(x[None])[0]) != label:
-            return Verification(Verdict.FALSIFIED, "natural", 0.0, counterexample=x)
-        return solve(subject, robustness(subject, samples), timeout=timeout, seed=seed)
+            return dataclasses.replace(falsified(x), stage="natural")
+        (problem,) = robustness(subject, ball, torch.tensor([label], device=x.device))
+        return solve(subject, problem, timeout=timeout, seed=seed)
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def examine_network(network: Network, input_shape: tuple[int, ...], box: Box) ->
 
 def verify_file(
     onnx: Path | str, vnnlib: Path | str, *, timeout: float = 60.0, seed: int = 0
-) -> Verification:
+) -> Answer:
     """Decide a VNN-LIB property of an ONNX network: `verified` if it has no counterexample.
 
     A file that describes several input boxes has a counterexample if one of them has.
@@ -143,7 +143,7 @@ def verify_file(
 
 def verify_and_tell(
     onnx: Path | str, vnnlib: Path | str, *, timeout: float, seed: int
-) -> tuple[Verification, str | None]:
+) -> tuple[Answer, str | None]:
     """As `verify_file`, with the text of a counterexample in the format of the competition."""
     check_timeout(timeout)
     check_seed(seed)
@@ -155,41 +155,43 @@ def verify_and_tell(
         _check_sizes(network, specification, Path(onnx), Path(vnnlib))
         network.check(_some_boxes(network, specification), deadline)
     except OutOfTimeError:
-        seconds = time.monotonic() - started
-        return Verification(Verdict.UNKNOWN, "input", seconds, reason=NOT_READ), None
+        answer = undecided(Cause.TIME, NOT_READ)
+        return dataclasses.replace(answer, stage="input", seconds=time.monotonic() - started), None
     subject = Subject(network.graph, network.run)
-    domains, bound, text = 0, math.inf, None
-    open_ones: list[Verification] = []
-    found = Verification(Verdict.VERIFIED, "empty", 0.0)
+    answer, case = _decide_cases(subject, network, specification, deadline, seed)
+    answer = dataclasses.replace(answer, seconds=time.monotonic() - started)
+    if answer.counterexample is None or case is None:
+        return answer, None
+    outputs = network.run(answer.counterexample[None])[0]
+    point, values = (t.flatten().double().tolist() for t in (answer.counterexample, outputs))
+    text = format_counterexample(case, point, values)
+    return dataclasses.replace(answer, outputs=outputs), text
+
+
+def _decide_cases(
+    subject: Subject,
+    network: OnnxNetwork,
+    specification: Specification,
+    deadline: Deadline,
+    seed: int,
+) -> tuple[Answer, Case | None]:
+    """Decide each input box; the first counterexample ends it. What is proved holds for all."""
+    subproblems, bound = 0, math.inf
+    opened: Answer | None = None
+    found = Answer(Verdict.VERIFIED, "empty")
     for case in specification.cases:
         if deadline.left <= 0:
-            open_ones.insert(0, Verification(Verdict.UNKNOWN, "input", 0.0, reason=NO_TIME))
+            opened = dataclasses.replace(undecided(Cause.TIME, NO_TIME), stage="input")
             break
         found = _decide_case(subject, network, case, deadline.left, seed)
-        domains += found.domains
+        subproblems += found.subproblems
         if found.verdict is Verdict.FALSIFIED:
-            break
+            return dataclasses.replace(found, subproblems=subproblems), case
         if found.verdict is Verdict.UNKNOWN:
-            open_ones.append(found)
+            opened = opened or found
         bound = min(bound, math.inf if found.bound is None else found.bound)
-    if found.verdict is not Verdict.FALSIFIED and open_ones:
-        found = open_ones[0]
-    outputs = None
-    if found.counterexample is not None:
-        outputs = network.run(found.counterexample[None])[0]
-        point, values = (t.flatten().double().tolist() for t in (found.counterexample, outputs))
-        text = format_counterexample(case, point, values)
-    answer = Verification(
-        found.verdict,
-        found.stage,
-        time.monotonic() - started,
-        bound if math.isfinite(bound) and found.verdict is Verdict.VERIFIED else None,
-        found.counterexample,
-        domains,
-        found.reason,
-        outputs,
-    )
-    return answer, text
+    known = bound if math.isfinite(bound) and opened is None else None
+    return dataclasses.replace(opened or found, bound=known, subproblems=subproblems), None
 
 
 def _some_boxes(network: OnnxNetwork, specification: Specification) -> list[Box]:
@@ -211,12 +213,10 @@ def _check_sizes(
 
 def _decide_case(
     subject: Subject, network: OnnxNetwork, case: Case, timeout: float, seed: int
-) -> Verification:
+) -> Answer:
     inner = case.inner(network.dtype)
     if inner is None:
-        return Verification(
-            Verdict.UNKNOWN, "input", 0.0, reason="no float lies in the box: it is too thin"
-        )
+        return dataclasses.replace(undecided(Cause.INPUT, "it is too thin"), stage="input")
 
     def shaped(t: Tensor) -> Tensor:
         return t.view(1, *network.input_shape)
@@ -230,13 +230,14 @@ def _decide_case(
     if any(not conjunction.rows for conjunction in case.unsafe):
         # Any outputs are unsafe, as long as they are numbers.
         if fails(shaped(center)[0]):
-            return Verification(Verdict.FALSIFIED, "input", 0.0, counterexample=shaped(center)[0])
-        return Verification(Verdict.UNKNOWN, "input", 0.0, reason="outputs that are not finite")
+            return dataclasses.replace(falsified(shaped(center)[0]), stage="input")
+        return dataclasses.replace(undecided(Cause.OUTPUT), stage="input")
     outer = case.outer().map(shaped)
     problem = Problem(outer, inner.map(shaped), _unsafe(case, network.output_size), fails)
     found = solve(subject, problem, timeout=timeout, seed=seed)
     if found and not all(conjunction.exact for conjunction in case.unsafe):
-        return dataclasses.replace(found, verdict=Verdict.UNKNOWN, bound=None, reason=NO_FLOATS)
+        doubt = undecided(Cause.ROUNDING, NO_FLOATS, subproblems=found.subproblems)
+        return dataclasses.replace(doubt, stage=found.stage, seconds=found.seconds)
     return found
 
 

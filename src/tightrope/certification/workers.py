@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tightrope.certification.cascade import decide
+from tightrope.certification.cascade import Samples, decide
 from tightrope.certification.stages import STAGES, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.errors import UserError
@@ -89,10 +89,7 @@ class Decider:
         indices, x, labels = map(torch.from_numpy, (batch.indices, batch.x, batch.labels))
         return decide(
             self.subject,
-            indices,
-            x.to(self.device),
-            labels.to(self.device),
-            eps=self.task.eps,
+            Samples(indices, x.to(self.device), labels.to(self.device), self.task.eps),
             stages=self.stages,
             settings=self.settings,
             keep=self._keep,

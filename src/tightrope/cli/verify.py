@@ -6,12 +6,11 @@ from pathlib import Path
 
 import click
 
-from tightrope.certification.solving import Verification
+from tightrope.answer import Answer, Cause, Verdict
 from tightrope.certification.verifying import verify_and_tell
 from tightrope.cli.output import print_json
 from tightrope.errors import printable
 from tightrope.files import write_text
-from tightrope.verdict import Verdict
 
 
 @click.command()
@@ -45,7 +44,7 @@ def verify(
                 "result": competition_word(found),
                 "stage": found.stage,
                 "seconds": found.seconds,
-                "domains": found.domains,
+                "domains": found.subproblems,
                 "bound": found.bound,
                 "reason": found.reason,
                 "counterexample": text if counterexample is None else str(counterexample),
@@ -59,8 +58,8 @@ def verify(
         click.echo(printable(found.reason), err=True)
 
 
-def competition_word(found: Verification) -> str:
+def competition_word(found: Answer) -> str:
     """Return the answer in the competition's words."""
     if found.verdict is Verdict.UNKNOWN:
-        return "timeout" if found.reason.startswith("time") else "unknown"
+        return "timeout" if found.cause is Cause.TIME else "unknown"
     return "unsat" if found.verdict is Verdict.VERIFIED else "sat"

@@ -111,6 +111,16 @@ def _differences(output: Box, labels: Tensor) -> Tensor:
     return _down(gap).scatter(1, labels[:, None], 0.0)
 
 
+def row_bounds(output: Box, matrix: Tensor, *, rounding: float = 0.0) -> Tensor:
+    """Return lower bounds on `matrix @ o`, one per row, where o lies in a box (of batch size 1)."""
+    lower, upper = (t.flatten() for t in output.corners)
+    bounds = matrix.clamp(min=0) @ lower + matrix.clamp(max=0) @ upper
+    if not rounding:
+        return bounds
+    size = matrix.abs() @ torch.maximum(lower.abs(), upper.abs())
+    return _down(bounds - _growth(2 * matrix.shape[1], rounding) * size - _tiny(size))
+
+
 # --- rounding -------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from tightrope.verdict import Verdict
+from tightrope.answer import Verdict
 from tightrope.errors import UserError
 from tightrope.files import open_to_append
 from tightrope.limits import JOURNAL_BYTES

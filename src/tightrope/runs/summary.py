@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tightrope.runs.journal import Record
-from tightrope.verdict import Verdict
+from tightrope.answer import Verdict
 
 # The stages that look for counterexamples.
 REFUTING = frozenset({"attack", "bab", "milp"})

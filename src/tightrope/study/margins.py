@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from tightrope.attacks import Margin, Steps, pgd, worst_margin
-from tightrope.certification.complete import Problem, bound_nodes, robustness
-from tightrope.certification.properties import Ball, Samples
+from tightrope.certification.complete import bound_nodes
+from tightrope.certification.problem import OpenProblem, Problem, robustness
+from tightrope.certification.properties import Ball
 from tightrope.certification.search import optimum
 from tightrope.certification.subjects import Subject
 from tightrope.domains.milp import program as milp
@@ -150,8 +151,8 @@ def _problems(
         points = _bad_points(subject, Ball(x, examination.eps), y, int(indices[0]))
         for k, index in enumerate(indices.tolist()):
             if index not in known:
-                samples = Samples(Ball(x[k : k + 1], examination.eps), y[k : k + 1])
-                yield index, robustness(subject, samples), points[k : k + 1], int(y[k])
+                (problem,) = robustness(subject, Ball(x[k : k + 1], examination.eps), y[k : k + 1])
+                yield index, problem, points[k : k + 1], int(y[k])
 
 
 def _bad_points(subject: Subject, ball: Ball, y: Tensor, first: int) -> Tensor:
@@ -194,7 +195,7 @@ def _combined(
 
 def _by_program(subject: Subject, problem: Problem, label: int) -> dict[str, Any]:
     began = time.perf_counter()
-    relaxation = bound_nodes(subject, problem, None)
+    relaxation = bound_nodes(subject, OpenProblem(problem))
     encoding = milp.Encoding(subject.exact, problem.outer, relaxation.boxes)
     found = milp.worst_margin(encoding, label, seconds=MILP_SECONDS)
     allowance = max(milp.safety(encoding, row) for row in problem.unsafe.matrix)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.certification.search import branching
 from tightrope.certification.search.pool import Pool
 from tightrope.domains.reduced.cuts import network_cuts
@@ -57,22 +58,6 @@ class SearchSettings:
 DEFAULTS = SearchSettings()
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the search came to.
-
-    `proved` and `point` exclude each other; with neither, `reason` says what ended the search.
-    `bound` is the lowest bound of what is still open, or of everything that was proved.
-    """
-
-    proved: bool
-    point: Tensor | None
-    bound: float
-    subproblems: int
-    open: int
-    reason: str = ""
-
-
 class BranchAndBound:
     """The search on one reduced network, whose rows belong to groups, [rows]."""
 
@@ -90,50 +75,21 @@ class BranchAndBound:
             self.cuts = network_cuts(self.network, settings.groups)
         rough = None if self.cuts is None else self.cuts.to(torch.float32)
         self.bounder = Bounder(self.network.to(torch.float32), rough)
+        self.pool: Pool | None = None
         self.count = 0
         self.stuck = 0
         self.lowest = float("inf")
 
-    def run(self, deadline: float) -> Outcome:
-        """Search until everything is decided or `time.monotonic()` passes the deadline."""
-        pool = self._root()
-        point = self._try(pool) if len(pool) else None
-        rounds = 0
-        while len(pool) and point is None:
-            reason = self._out_of_budget(pool, deadline)
-            if reason:
-                return self._outcome(pool, None, reason)
-            point = self._round(pool, deadline)
-            rounds += 1
-            # What the first few rounds did not find becomes ever less likely to be there.
-            if point is None and len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
-                point = self._try(pool)
-        if point is not None:
-            return self._outcome(pool, point, "")
-        reason = "subproblems too close to zero to decide" if self.stuck else ""
-        return self._outcome(pool, None, reason)
-
-    def _out_of_budget(self, pool: Pool, deadline: float) -> str:
-        if time.monotonic() > deadline:
-            return "time"
-        return "memory" if pool.bytes > self.settings.memory else ""
-
-    def _outcome(self, pool: Pool, point: Tensor | None, reason: str) -> Outcome:
-        proved = point is None and not reason
-        bound = min(self.lowest, pool.lowest) if len(pool) else self.lowest
-        return Outcome(proved, point, bound, self.count, len(pool) + self.stuck, reason)
-
-    def _root(self) -> Pool:
+    def begin(self) -> Answer:
         """Bound all rows without splits; each open group goes on with its best row."""
         rows = torch.arange(len(self.group), device=self.group.device)
-        start = self.bounder.root(rows)
         bound, problems = self.bounder.improve(
-            start,
+            self.bounder.root(rows),
             iterations=self.settings.root_iterations,
             alpha_rate=self.settings.alpha_rate,
         )
         self.count += len(problems)
-        proved = self._prove(bound, problems)
+        proved, strict = self._prove(bound, problems, rows)
         settled = self.group[proved].unique()
         # The best row of each group comes first in it.
         order = bound.argsort(descending=True, stable=True)
@@ -141,21 +97,64 @@ class BranchAndBound:
         first = torch.ones_like(proved)
         first[1:] = self.group[order[1:]] != self.group[order[:-1]]
         index = order[first & ~torch.isin(self.group[order], settled)]
-        return Pool(problems[index], bound[index])
+        self.pool = Pool(problems[index], bound[index])
+        if not len(self.pool):
+            return self._proof()
+        best = strict.new_full((int(self.group.max()) + 1,), -torch.inf)
+        best = best.scatter_reduce(0, self.group, _number(strict), "amax")[self.group]
+        return undecided(bound=float(best.min()), subproblems=self.count)
 
-    def _prove(self, bound: Tensor, problems: Subproblems) -> Tensor:
-        """Return which subproblems are proved, strictly; the bounds of others are not positive."""
+    def run(self, deadline: float) -> Answer:
+        """Search until everything is decided or `time.monotonic()` passes the deadline."""
+        if self.pool is None:
+            self.begin()
+        pool = self.pool
+        assert pool is not None
+        point = self._try(pool) if len(pool) else None
+        rounds = 0
+        while len(pool) and point is None:
+            cause = self._out_of_budget(pool, deadline)
+            if cause is not None:
+                return self._unfinished(pool, cause)
+            point = self._round(pool, deadline)
+            rounds += 1
+            # What the first few rounds did not find becomes ever less likely to be there.
+            if point is None and len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
+                point = self._try(pool)
+        if point is not None:
+            return falsified(point, self.count)
+        return self._unfinished(pool, Cause.TOO_CLOSE) if self.stuck else self._proof()
+
+    def _out_of_budget(self, pool: Pool, deadline: float) -> Cause | None:
+        if time.monotonic() > deadline:
+            return Cause.TIME
+        return Cause.MEMORY if pool.bytes > self.settings.memory else None
+
+    def _proof(self) -> Answer:
+        return verified(self.lowest, self.count)
+
+    def _unfinished(self, pool: Pool, cause: Cause) -> Answer:
+        """Say how far the search came; of what is open, only float32 knows a bound."""
+        lowest = min(self.lowest, pool.lowest) if len(pool) else self.lowest
+        left = f"{len(pool) + self.stuck} subproblems open of {self.count}"
+        return undecided(cause, f"lowest bound {lowest:.4g}, {left}", subproblems=self.count)
+
+    def _prove(
+        self, bound: Tensor, problems: Subproblems, promising: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return which subproblems are proved, and strict bounds of the promising ones.
+
+        The bounds of those that are not proved are not positive afterwards.
+        """
         proved = torch.zeros_like(bound, dtype=torch.bool)
-        promising = (bound > 0).nonzero()[:, 0]
-        if len(promising):
-            chosen = problems[promising]
-            strict = strict_bounds(self.network, chosen, cuts=self.cuts)
-            good = torch.isfinite(strict) & (strict > 0)
-            proved[promising] = good
-            if good.any():
-                self.lowest = min(self.lowest, float(strict[good].min()))
-            bound[promising[~good]] = _number(strict[~good]).clamp(max=0.0).to(bound)
-        return proved
+        strict = strict_bounds(self.network, problems[promising], cuts=self.cuts)
+        good = torch.isfinite(strict) & (strict > 0)
+        proved[promising] = good
+        if good.any():
+            self.lowest = min(self.lowest, float(strict[good].min()))
+        bad = promising[~good]
+        bound[bad] = torch.minimum(bound[bad], _number(strict[~good]).clamp(max=0.0).to(bound))
+        return proved, strict
 
     def _round(self, pool: Pool, deadline: float) -> Tensor | None:
         """Split and bound one batch; return a counterexample if one is met."""
@@ -184,8 +183,11 @@ class BranchAndBound:
             beta_rate=self.settings.beta_rate,
         )
         self.count += len(new)
-        still = ~self._prove(bound, new)
-        pool.add(new[still], bound[still])
+        promising = (bound > 0).nonzero()[:, 0]
+        if len(promising):
+            still = ~self._prove(bound, new, promising)[0]
+            bound, new = bound[still], new[still]
+        pool.add(new, bound)
         return None
 
     def _levels(self, count: int, free: int) -> int:

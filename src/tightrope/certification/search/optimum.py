@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tightrope.attacks import Rows as RowsGoal
 from tightrope.attacks import attack_goal
-from tightrope.certification.complete import Problem, bound_nodes
+from tightrope.certification.complete import bound_nodes
+from tightrope.certification.problem import OpenProblem, Problem
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.branch_and_bound import BranchAndBound
 from tightrope.certification.subjects import Subject
@@ -57,7 +58,7 @@ def worst_margin(
     deadline = time.monotonic() + timeout
     with torch.random.fork_rng(), full_precision():
         torch.manual_seed(seed)
-        relaxation = bound_nodes(subject, problem, None)
+        relaxation = bound_nodes(subject, OpenProblem(problem))
         if not reducible(subject.exact) or not reduction_fits(relaxation):
             raise UserError("the exact margin needs a ReLU network that branch and bound can split")
         point = _attack(subject, problem) if start is None else problem.inner.project(start)[0]
@@ -82,12 +83,12 @@ def _descend(
         sought = replace(unsafe, offset=unsafe.offset - goal, group=groups)
         refuter = Refuter(subject, problem.inner, sought, _below(subject, problem, goal))
         search = BranchAndBound(replace(network, rows=rows), groups, refuter)
-        outcome = search.run(deadline)
-        domains += outcome.subproblems
-        if outcome.point is None:
-            lower = goal if outcome.proved else -math.inf
-            return Bracket(lower, upper, point, domains, outcome.proved)
-        point = outcome.point
+        found = search.run(deadline)
+        domains += found.subproblems
+        if found.counterexample is None:
+            lower = goal if found else -math.inf
+            return Bracket(lower, upper, point, domains, bool(found))
+        point = found.counterexample
 
 
 def _shifted(network: Reduced, goal: float) -> Rows:

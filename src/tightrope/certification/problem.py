@@ -1,0 +1,108 @@
+"""A problem: one set of inputs and the outputs that must not occur on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tightrope.answer import Answer
+from tightrope.box import Box
+from tightrope.certification.properties import Ball, Unsafe
+from tightrope.certification.refutation import Fails, Refuter
+from tightrope.certification.subjects import Subject
+from tightrope.errors import UserError
+
+if TYPE_CHECKING:
+    from tightrope.certification.search.branch_and_bound import BranchAndBound
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One box and the outputs that must not occur on it.
+
+    `outer` contains the exact input set (float64), `inner` lies in it (the network's dtype); both
+    have batch size 1. `fails` says of one point whether it is a counterexample. `label` is the
+    class that has to win everywhere, if that is what is asked: such problems are bounded and
+    attacked many at a time.
+    """
+
+    outer: Box
+    inner: Box
+    unsafe: Unsafe
+    fails: Fails
+    label: int | None = None
+
+    def refuter(self, subject: Subject) -> Refuter:
+        """Return what turns points into counterexamples."""
+        return Refuter(subject, self.inner, self.unsafe, self.fails)
+
+
+@dataclass
+class OpenProblem:
+    """A problem on its way through the stages, and what they have found out about it so far.
+
+    `limit` is how many seconds all stages together may take, of which `times` are spent, stage by
+    stage; `nodes` are proved bounds of nodes by position; `bound` is the best proved lower bound
+    on the worst row; `search` is what stands at the root of branch and bound.
+    """
+
+    problem: Problem
+    limit: float = math.inf
+    times: dict[str, float] = field(default_factory=dict)
+    nodes: Mapping[int, Box] | None = None
+    bound: float | None = None
+    search: BranchAndBound | None = None
+    last: Answer = field(default_factory=Answer)
+
+    @property
+    def left(self) -> float:
+        """The seconds left."""
+        return self.limit - sum(self.times.values())
+
+    def note(self, found: Answer) -> None:
+        """Remember what a stage found that did not decide; the best bound so far stands."""
+        bounds = [b for b in (self.bound, found.bound) if b is not None and math.isfinite(b)]
+        self.bound = max(bounds, default=None)
+        if found.cause is not None or found.subproblems:
+            self.last = found
+
+
+def robustness(subject: Subject, ball: Ball, labels: Tensor) -> list[Problem]:
+    """Return the problem of each sample of a batch: no other class may win."""
+    classes = subject.exact.output_shape[0]
+    outer, inner = ball.outer(), ball.inner()
+
+    def problem(i: int, label: int) -> Problem:
+        def fails(point: Tensor) -> bool:
+            return int(subject.predict(point[None])[0]) != label
+
+        unsafe = Unsafe.misclassification(label, classes, labels.device)
+        return Problem(outer[i : i + 1], inner[i : i + 1], unsafe, fails, label)
+
+    return [problem(i, label) for i, label in enumerate(labels.tolist())]
+
+
+def worst_row(unsafe: Unsafe, bounds: Tensor) -> float:
+    """Return a lower bound on the worst group, from strict bounds on `matrix @ output`.
+
+    A group is safe where one of its rows is positive. Where bounds are not finite, something went
+    wrong on the way to them, and they say nothing.
+    """
+    if not torch.isfinite(bounds).all():
+        return -math.inf
+    if unsafe.offset.any():
+        # The sums are rounded, though never across zero.
+        bounds = torch.nextafter(bounds + unsafe.offset, torch.full_like(bounds, -torch.inf))
+    best = bounds.new_full((int(unsafe.group.max()) + 1,), -torch.inf)
+    return float(best.scatter_reduce(0, unsafe.group, bounds, "amax")[unsafe.group].min())
+
+
+def check_timeout(timeout: float) -> None:
+    """Refuse a time that is none."""
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise UserError(f"timeout must be a positive number of seconds, got {timeout}")
