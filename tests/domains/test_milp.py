@@ -15,7 +15,8 @@ from patterns import exact_minimum, patterns
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.domains import interval, milp
+from tightrope.domains import interval
+from tightrope.domains.milp import program as milp
 from tightrope.domains.milp.encoding import Encoding
 from tightrope.domains.milp.highs import Objective, Solver
 from tightrope.errors import UserError

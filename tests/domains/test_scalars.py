@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tightrope.certification.solving import solve
+from tightrope.certification.cascade import solve
 from torch import Tensor, nn
 
 import tightrope as tr
@@ -14,7 +14,8 @@ from tightrope.certification.bounding import METHODS
 from tightrope.certification.complete import Problem
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.subjects import Subject
-from tightrope.domains import interval, milp
+from tightrope.domains import interval
+from tightrope.domains.milp import program as milp
 from tightrope.domains.milp.encoding import Encoding
 from tightrope.graph import Graph, Node, evaluate, ops
 from tightrope.precision import ROUNDING

@@ -176,6 +176,8 @@ def _wrong_from_the_start(
 ) -> Iterator[Record]:
     """Settle samples that the network misclassifies: each is its own counterexample."""
     wrong = (predictions != samples.labels).nonzero()[:, 0]
+    if not len(wrong):
+        return
     margins = -worst_margin(subject.outputs(samples.x[wrong]), samples.labels[wrong]).double()
     for i, margin in zip(wrong.tolist(), margins.tolist(), strict=True):
         yield Record(
