@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "domains"))
-
 from small_reduced import Neuron, Row, reduced, subproblem
 
 from tightrope.certification.search.branching import RULES, children, choose

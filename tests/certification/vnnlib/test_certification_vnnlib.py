@@ -22,7 +22,7 @@ from tightrope.certification.vnnlib import (
 )
 from tightrope.errors import UserError
 
-VNNCOMP = Path(__file__).parents[3] / "shared" / "data" / "vnncomp"
+VNNCOMP = Path(__file__).parents[4] / "shared" / "data" / "vnncomp"
 
 
 # --- reading ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tightrope.errors import UserError
 from tightrope.graph import ops
 from tightrope.nets.onnx.importing import OnnxNetwork, read_onnx
 
-VNNCOMP = Path(__file__).parents[3] / "shared" / "data" / "vnncomp"
+VNNCOMP = Path(__file__).parents[4] / "shared" / "data" / "vnncomp"
 IMAGE = (1, 2, 6, 5)
 
 
