@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from tightrope.box import Box
 from tightrope.domains import interval
+from tightrope.domains.linear import crown
 from tightrope.domains.linear.alpha import alpha_bounds, ancestors, forward, optimize_slopes
 from tightrope.domains.linear.bounded import Relaxation, relaxed
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import ALPHA, CROWN, CROWN_IBP, Effort, relax
 from tightrope.domains.linear.relaxations import unstable
-from tightrope.domains.linear.rules import crown
 from tightrope.domains.reduced.reduction import reduce
 from tightrope.graph import Graph, ops, trace
 

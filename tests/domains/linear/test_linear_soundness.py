@@ -12,12 +12,12 @@ from test_interval_soundness import all_bounds, assert_inside, hard_points
 from torch import Tensor, nn
 
 from tightrope.box import Box
+from tightrope.domains.linear import magnitudes
+from tightrope.domains.linear import rules as linear
 from tightrope.domains.linear.alpha import optimize_slopes
 from tightrope.domains.linear.bounded import Relaxation, relaxed
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import Effort, relax
-from tightrope.domains.linear.rules import magnitudes
-from tightrope.domains.linear.rules import rules as linear
 from tightrope.graph import Graph, ops, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

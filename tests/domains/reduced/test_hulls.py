@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from tightrope.domains.reduced import hulls
 from tightrope.domains.reduced.hulls import Facets, directions, hull_constraints
-from tightrope.domains.reduced.reduction import hulls
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

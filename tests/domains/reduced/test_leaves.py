@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.crown import CROWN, relax
+from tightrope.domains.reduced import leaves
 from tightrope.domains.reduced.leaves import Leaf, solve_leaf
-from tightrope.domains.reduced.reduction import Reduced, leaves, reduce
+from tightrope.domains.reduced.reduction import Reduced, reduce
 from tightrope.domains.reduced.replay import strict_bounds
 from tightrope.domains.reduced.splits import Bounder, Subproblems
 

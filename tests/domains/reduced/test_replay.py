@@ -200,7 +200,7 @@ def test_bounds_that_are_not_numbers_prove_nothing() -> None:
 
 
 def test_chunks_and_empty_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tightrope.domains.reduced.reduction import replay
+    from tightrope.domains.reduced import replay
 
     _, network = reduced("dense", "relu", rounding=EPS)
     problems = random_problems(network, 7, splits=0.3, seed=0)
