@@ -9,21 +9,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from browser import Browser, find_browser, how_to_get_one
+from chromium import find_browser, how_to_get_one
+from hangs import PATIENCE
+from playwright.sync_api import Browser, sync_playwright
 
 import tightrope as tr
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium without a window; it ends with the module, and Playwright's event loop with it."""
     executable = find_browser()
     if executable is None:
         # Where the tests must have run, as in `.ci/run`, it is no excuse.
         missing = pytest.fail if os.environ.get("BROWSER_TESTS") == "required" else pytest.skip
         missing(f"no Chromium here: {how_to_get_one()}")
-    running = Browser(executable, tmp_path_factory.mktemp("profile"))
-    yield running
-    running.close()
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(
+            executable_path=executable,
+            args=["--disable-gpu", "--disable-quic"],
+            timeout=1000 * PATIENCE,
+        )
+        yield running
+        running.close()
 
 
 @pytest.fixture(scope="session")
