@@ -7,6 +7,7 @@ from networks import points_in
 from torch import Tensor, nn
 
 from tightrope.box import Box
+from tightrope.domains.linear.alpha import optimize_slopes
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import Effort
@@ -32,6 +33,21 @@ def signed_rows(outputs: int, generator: torch.Generator, dtype: torch.dtype) ->
     unit = torch.eye(outputs, dtype=torch.float64)[:4]
     mixed = torch.randn(3, outputs, generator=generator, dtype=torch.float64)
     return torch.cat((unit, -unit, mixed)).to(dtype)
+
+
+def assert_rows_below(found: Relaxation, points: Tensor, matrix: Tensor, slack: Tensor) -> None:
+    """Check bounds of rows of the output, with default slopes and with random ones."""
+    rows = output_rows(found, matrix)
+    batch = len(found.boxes[0].lower)
+    values = found.graph(points).flatten(1) @ matrix.t()
+    values = values.view(-1, batch, len(matrix))
+    start = optimize_slopes(found, found.output, rows, iterations=0)
+    torch.manual_seed(1)
+    for slopes in (None, {i: torch.rand_like(t) * 1.5 - 0.25 for i, t in start.items()}):
+        lower = found.lower(found.output, rows, slopes=slopes).view(batch, -1)
+        assert lower.dtype == matrix.dtype
+        usable = torch.isfinite(lower)
+        assert (~usable | (values >= lower - slack)).all()
 
 
 class Residual(nn.Module):
