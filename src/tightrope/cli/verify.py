@@ -11,6 +11,7 @@ from tightrope.cli.output import print_json
 from tightrope.errors import printable
 from tightrope.files import write_text
 
+
 @click.command()
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.argument("vnnlib", type=click.Path(path_type=Path))
