@@ -9,25 +9,15 @@ from fractions import Fraction
 from importlib import resources
 
 import pytest
+from presets_read import NAMED, NAMES, SETTINGS, network_arguments, resolved
 
 from tightrope import data, nets
 from tightrope.graph import Graph, trace
 from tightrope.radius import parse_radius
 from tightrope.training.objectives import METHODS
-from tightrope.training.presets import load_preset, preset_names
 from tightrope.training.settings import Settings
-from tightrope.training.training import NETWORK_ARGUMENTS, NORMALIZED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-NAMES = preset_names()
-SETTINGS = ("mnist-0.1", "mnist-0.3", "cifar10-2-255", "cifar10-8-255", "tinyimagenet-1-255")
-# family / setting (- net) (- method); `demo` and the tiny networks' presets have other names.
-NAME = re.compile(
-    rf"(?P<family>[a-z-]+)/(?P<setting>{'|'.join(map(re.escape, SETTINGS))})"
-    r"(-(?P<net>cnn\d))?(-(?P<method>[a-z-]+))?"
-)
-NAMED = {name: match for name in NAMES if (match := NAME.fullmatch(name))}
 SCHEDULES = {  # epochs, epochs at radius 0, ramp, decays, batch
     "mnist": (70, 0, 20, (50, 60), 256),
     "cifar10": (160, 1, 80, (120, 140), 128),
@@ -38,21 +28,6 @@ SCHEDULES = {  # epochs, epochs at radius 0, ramp, decays, batch
 def text_of(name: str) -> str:
     file = resources.files("tightrope.training.presets").joinpath(*f"{name}.toml".split("/"))
     return file.read_text(encoding="utf-8")
-
-
-@functools.cache
-def network_arguments(name: str) -> dict[str, int | bool]:
-    settings = Settings.parse(load_preset(name))
-    given = {k: getattr(settings, k) for k in NETWORK_ARGUMENTS}
-    return nets.find(settings.net).resolve({k: v for k, v in given.items() if v is not None})
-
-
-@functools.cache
-def resolved(name: str) -> Settings:
-    """Return a preset's settings as a training run completes them."""
-    settings = Settings.parse(load_preset(name))
-    normalize = settings.data in NORMALIZED
-    return settings.resolve(normalize=normalize, network=network_arguments(name))
 
 
 @functools.cache
@@ -376,46 +351,3 @@ def test_what_ctbench_has_in_common():
             schedule = (240, 1, 120, (200, 220), 128)
         found = (settings.epochs, settings.warmup_epochs, settings.annealing_epochs)
         assert (*found, settings.decay_epochs, settings.batch_size) == schedule, name
-
-
-# --- laptop -----------------------------------------------------------------------------------
-
-LAPTOP = sorted({f"{m['setting']}-{m['net']}" for m in NAMED.values() if m["net"]})
-OF_THE_METHOD = ("method", "initialization", "l1", "options", "regularizer_weight")
-
-
-@pytest.mark.parametrize("group", LAPTOP)
-def test_methods_of_a_laptop_group_differ_in_nothing_else(group):
-    members = [resolved(name) for name in NAMES if name.startswith(f"laptop/{group}-")]
-    methods = {"ibp", "sabr", "taps", "staps", "mtl-ibp", "pgd"}
-    assert {member.method for member in members} == methods
-    shared = [
-        {k: v for k, v in vars(member).items() if k not in OF_THE_METHOD} for member in members
-    ]
-    assert all(other == shared[0] for other in shared)
-    regularizers = {m.regularizer_weight for m in members if m.objective().propagates_boxes}
-    assert regularizers == {0.5}
-
-
-@pytest.mark.parametrize("group", LAPTOP)
-def test_the_schedule_of_a_laptop_group_is_the_papers_shortened(group):
-    settings = resolved(f"laptop/{group}-ibp")
-    assert settings.annealing_epochs == round(settings.epochs * 2 / 7)
-    assert settings.decay_epochs == (round(settings.epochs * 5 / 7), round(settings.epochs * 6 / 7))
-    assert settings.clip == 10 and settings.train_eps == settings.eps
-
-
-# Milliseconds of a step on two cores, estimated: SABR (its annealing) and STAPS, at the radius
-# where they take longest.
-STEP = {"cnn3": (240, 1300), "cnn7": (770, 1500), "cnn5": (460, 1300)}
-
-
-@pytest.mark.parametrize("group", LAPTOP)
-def test_the_slowest_method_of_a_laptop_group_has_a_budget(group):
-    settings = resolved(f"laptop/{group}-staps")
-    samples = settings.train_samples or {"mnist": 60_000, "cifar10": 50_000}[settings.data]
-    iterations = int(samples * (1 - settings.validation)) // settings.batch_size
-    easy, hard = STEP[settings.net]
-    ramp = settings.annealing_epochs
-    milliseconds = iterations * (ramp * easy + (settings.epochs - ramp) * hard)
-    assert milliseconds < 25 * 60 * 1000

@@ -11,8 +11,8 @@ from exact import exact_values, fractions, inside
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_helpers import EFFORTS, OPERATIONS, output_rows, signed_rows
+from lost_digits import cancelling, digits, eps
 from networks import boxes, networks, points_in
-from test_interval_strict import cancelling, digits, eps
 from torch import Tensor, nn
 
 from tightrope.box import Box

@@ -11,8 +11,8 @@ import pytest
 import torch
 from linear_helpers import EPS, many_points, small_box, small_network
 from patterns import exact_minimum
+from reduced_problems import MATRIX, OFFSET, neuron_values
 from small_reduced import Neuron, Row, reduced, subproblem
-from test_reduced import MATRIX, OFFSET, neuron_values
 from torch import Tensor, nn
 
 from tightrope.domains.linear.bounded import Relaxation

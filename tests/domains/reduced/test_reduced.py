@@ -10,69 +10,28 @@ import pytest
 import torch
 from exact import exact_values, fractions
 from linear_helpers import EPS, many_points, small_box, small_network
+from reduced_problems import (
+    BENT,
+    MATRIX,
+    NETWORKS,
+    OFFSET,
+    neuron_values,
+    random_problems,
+    reduced,
+    sampled_signs,
+    simple_cuts,
+    with_gamma,
+)
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import Effort, relax
-from tightrope.domains.reduced.reduction import Reduced, reduce, reducible
-from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems
-from tightrope.graph import evaluate, ops, trace
+from tightrope.domains.reduced.reduction import reduce, reducible
+from tightrope.domains.reduced.splits import Bounder
+from tightrope.graph import ops, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-KINDS = ["dense", "conv", "residual"]
-ACTIVATIONS = {"relu": nn.ReLU(), "leaky": nn.LeakyReLU(0.2)}
-NETWORKS = pytest.mark.parametrize("kind", KINDS)
-BENT = pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
-MATRIX = torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0], [-0.5, 0.0, 2.0]], dtype=torch.float64)
-OFFSET = torch.tensor([0.3, 0.0, -1.0], dtype=torch.float64)
-
-
-def reduced(
-    kind: str, activation: str, *, radius: float = 0.4, rounding: float = 0.0
-) -> tuple[Relaxation, Reduced]:
-    graph = small_network(kind, ACTIVATIONS[activation])
-    found = relax(graph, small_box(graph, radius), effort=Effort(0), rounding=rounding)
-    network = reduce(found, MATRIX, OFFSET)
-    assert network.size > 3, "nothing to test"
-    return found, network
-
-
-def neuron_values(found: Relaxation, network: Reduced, points: Tensor) -> Tensor:
-    """Return the unstable pre-activations of the network itself at some points."""
-    graph = found.graph
-    values = graph.propagate(evaluate.RULES, points, keep=range(len(graph.nodes)))
-    parts = [
-        values[graph.nodes[layer.position].inputs[0]].flatten(1)[:, layer.places]
-        for layer in network.layers
-    ]
-    return torch.cat([points.new_zeros(len(points), 0), *parts], 1)
-
-
-def random_problems(network: Reduced, count: int, *, splits: float, seed: int) -> Subproblems:
-    """Return subproblems with random parameters; about that share of the neurons is split."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def rand(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64)
-
-    sign = torch.sign(rand(count, network.size) - 0.5) * (rand(count, network.size) < splits)
-    return Subproblems(
-        row=torch.randint(0, len(network.rows), (count,), generator=generator),
-        sign=sign.to(torch.int8),
-        alpha=rand(count, network.size),
-        beta=rand(count, network.size) * (rand(count, network.size) < 0.5),
-        gamma=rand(count, 0),
-    )
-
-
-def sampled_signs(h: Tensor, network: Reduced, splits: float, seed: int) -> Tensor:
-    """Return splits that a given point satisfies, one subproblem per point."""
-    generator = torch.Generator().manual_seed(seed)
-    some = torch.rand(h.shape, generator=generator) < splits
-    return (torch.where(h >= 0, 1, -1) * some).to(torch.int8)
 
 
 # --- values -------------------------------------------------------------------------------------
@@ -241,36 +200,6 @@ def test_bounds_hold_inside_the_splits(kind: str, activation: str, splits: float
         assert inside[i] and (bound[i] <= values[inside, problems.row[i]] + 1e-9).all()
 
 
-def simple_cuts(network: Reduced, seed: int = 0) -> Cuts:
-    """Valid constraints: y >= h and y >= 0, the triangle's top, and sums of them.
-
-    Each is written as `on_outputs y + on_inputs h + constant <= 0`.
-    """
-    count = network.size
-    eye, zero = torch.eye(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
-    chord = network.upper / (network.upper - network.lower)
-    single = [
-        (-eye, eye, zero),
-        (-eye, 0 * eye, zero),
-        (eye, -torch.diag(chord), chord * network.lower),
-    ]
-    on_outputs, on_inputs, constant = (torch.cat(p) for p in zip(*single, strict=True))
-    generator = torch.Generator().manual_seed(seed)
-    mix = torch.rand(4, 3 * count, generator=generator, dtype=torch.float64)
-    mix = mix * (torch.rand(mix.shape, generator=generator) < 0.2)
-    return Cuts(
-        torch.cat((on_outputs, mix @ on_outputs)),
-        torch.cat((on_inputs, mix @ on_inputs)),
-        torch.cat((constant, mix @ constant)),
-    )
-
-
-def with_gamma(problems: Subproblems, cuts: Cuts, seed: int = 0) -> Subproblems:
-    generator = torch.Generator().manual_seed(seed)
-    gamma = torch.rand(len(problems), len(cuts.constant), generator=generator, dtype=torch.float64)
-    return replace(problems, gamma=gamma * (gamma > 0.7))
-
-
 @NETWORKS
 @BENT
 def test_bounds_with_cuts_hold(kind: str, activation: str) -> None:
@@ -298,102 +227,6 @@ def test_minimizers_attain_the_bound_of_linear_parts(kind: str) -> None:
     rows = network.rows
     attained = (y * rows.inner).sum(1) + (point * rows.outer).sum(1) + rows.constant
     assert torch.allclose(attained, view.bound, atol=1e-9)
-
-
-# --- gradients and ascent -----------------------------------------------------------------------
-
-
-def gradients(bounder: Bounder, problems: Subproblems) -> dict[str, Tensor]:
-    """Return what `_step` hands to the ascent."""
-    caught: dict[str, Tensor] = {}
-
-    class Catch:
-        parameters = ("alpha", "beta", "gamma")
-
-        def step(self, found: dict[str, Tensor]) -> None:
-            caught.update(found)
-
-    bounder._step(problems, bounder.look(problems), Catch())  # type: ignore[arg-type]
-    return caught
-
-
-@NETWORKS
-@BENT
-def test_gradients_equal_finite_differences(kind: str, activation: str) -> None:
-    """The bound is piecewise smooth; a few kinks may lie within a step."""
-    _, network = reduced(kind, activation)
-    cuts = simple_cuts(network)
-    bounder = Bounder(network, cuts)
-    problems = with_gamma(random_problems(network, 6, splits=0.3, seed=2), cuts)
-    found = gradients(bounder, problems)
-    step = 1e-6
-    generator = torch.Generator().manual_seed(0)
-    for name in ("alpha", "beta", "gamma"):
-        values = getattr(problems, name)
-        wrong = 0
-        for k in torch.randperm(values.shape[1], generator=generator)[:15].tolist():
-            sides = []
-            for sign in (1.0, -1.0):
-                moved = values.clone()
-                moved[:, k] += sign * step
-                sides.append(bounder.look(replace(problems, **{name: moved})).bound)
-            slope = (sides[0] - sides[1]) / (2 * step)
-            split = problems.sign[:, k] != 0 if name == "alpha" else torch.zeros(6).bool()
-            close = torch.isclose(slope, found[name][:, k], rtol=1e-4, atol=1e-6)
-            wrong += int((~close & ~split).sum())
-        assert wrong <= 2, name
-
-
-@NETWORKS
-@BENT
-def test_improved_bounds_come_with_their_parameters(kind: str, activation: str) -> None:
-    _, network = reduced(kind, activation)
-    for cuts in (None, simple_cuts(network)):
-        bounder = Bounder(network, cuts)
-        problems = random_problems(network, 8, splits=0.3, seed=3)
-        if cuts is not None:
-            problems = with_gamma(problems, cuts)
-        before = {k: v.clone() for k, v in vars(problems).items()}
-        start = bounder.look(problems).bound
-        for threshold in (float("inf"), float(start.median()), -1e9):
-            bound, better = bounder.improve(problems, iterations=8, threshold=threshold)
-            assert (bound >= start).all()
-            assert torch.allclose(bounder.look(better).bound, bound, rtol=1e-9, atol=1e-9)
-            for name, values in vars(better).items():
-                assert torch.equal(getattr(problems, name), before[name]), "inputs stay"
-                if name in ("alpha", "beta", "gamma"):
-                    assert (values >= 0).all()
-            assert (better.alpha <= 1).all()
-            assert torch.equal(better.sign, problems.sign)
-        bound, _ = bounder.improve(problems, iterations=20, threshold=float("inf"))
-        assert (bound > start).any(), "it does improve"
-
-
-def test_improve_stops_where_bounds_exceed_the_threshold() -> None:
-    _, network = reduced("dense", "relu")
-    bounder = Bounder(network)
-    root = bounder.root(torch.arange(3))
-    bound, kept = bounder.improve(root, iterations=5, threshold=-1e9)
-    assert torch.equal(bound, bounder.look(root).bound)
-    assert torch.equal(kept.alpha, root.alpha)
-
-
-def test_an_empty_batch() -> None:
-    _, network = reduced("dense", "relu")
-    bounder = Bounder(network)
-    bound, kept = bounder.improve(bounder.root(torch.arange(0)), iterations=3)
-    assert len(bound) == 0 and len(kept) == 0
-
-
-def test_float32_is_close() -> None:
-    _, network = reduced("residual", "relu")
-    rough = Bounder(network.to(torch.float32))
-    root = rough.root(torch.arange(3))
-    assert root.alpha.dtype == torch.float32
-    exact = Bounder(network)
-    assert torch.allclose(
-        rough.look(root).bound.double(), exact.look(exact.root(torch.arange(3))).bound, atol=1e-4
-    )
 
 
 def test_boxes_of_the_input_may_be_flat() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from exact import exact_values, fractions
 from linear_helpers import EPS, many_points
-from test_reduced import (
+from reduced_problems import (
     BENT,
     MATRIX,
     NETWORKS,
