@@ -81,6 +81,12 @@ def test_presets_are_listed_without_torch() -> None:
     assert "demo" in answer("presets").stdout
 
 
+def test_networks_are_listed_without_torch() -> None:
+    done = answer("nets", "--json")
+    assert done.returncode == 0 and {"cnn3", "cnn7"} <= {n["name"] for n in json.loads(done.stdout)}
+    assert "cnn3" in answer("nets").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
