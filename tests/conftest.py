@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tightrope.waiting import sleep_while_waiting
 
-sleep_while_waiting()  # before torch is loaded
+if TYPE_CHECKING:
+    from tightrope.runs import Run
 
-# Helpers such as `networks` are plain modules next to this file.
-sys.path.insert(0, str(Path(__file__).parent))
+sleep_while_waiting()  # before torch is loaded
 
 # "ci" repeats the same examples on each run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 _shared = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -45,3 +45,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def certifiable(tmp_path: Path) -> Run:
+    """A small run of a test's own with samples of every verdict, to be certified at 1/10."""
+    from handmade import certifiable_run
+
+    return certifiable_run(tmp_path / "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,23 @@ def test_files_and_functions_stay_small() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 _check_function(file, node)
+
+
+def test_files_of_tests_stay_small() -> None:
+    lengths = {
+        file: len(file.read_text(encoding="utf-8").splitlines())
+        for file in Path(__file__).parent.rglob("*.py")
+    }
+    assert len(lengths) > 100
+    assert not {file: length for file, length in lengths.items() if length > LONGEST_FILE}
+
+
+def test_names_of_tests_and_helpers_are_their_own() -> None:
+    """They are imported by name, from whichever folder they are in."""
+    files = [file.stem for file in Path(__file__).parent.rglob("*.py")]
+    plain = [name for name in files if name not in ("conftest", "run")]
+    assert sorted(plain) == sorted(set(plain))
+    assert not set(plain) & sys.stdlib_module_names
 
 
 def _check_function(file: Path, function: ast.FunctionDef) -> None:

@@ -4,28 +4,126 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import click
 import pytest
 
+from tightrope.certification.names import DEFAULT_STAGES
+from tightrope.certification.stages import STAGES
 from tightrope.cli.main import COMMANDS, cli
 
+# What takes its time to import, and what only results need.
+HEAVY = ("torch", "numpy", "scipy", "numba", "onnx", "tightrope.runs")
+SCRIPT = """
+import sys
+from tightrope.cli.main import _run
+code = _run(sys.argv[2:])
+found = set(sys.argv[1].split(",")) & set(sys.modules)
+sys.exit(f"imported: {found}" if found else code)
+"""
 
-def test_help_imports_no_torch() -> None:
-    code = (
-        "import sys\n"
-        "from tightrope.cli.main import _run\n"
-        "assert _run(['--help']) == 0 and _run([]) == 0 and _run(['--version']) == 0\n"
-        "assert _run(['trian']) == 2\n"
-        "heavy = {'torch', 'numpy', 'rich', 'onnx', 'tightrope.runs'}\n"
-        "sys.exit(3 if heavy & set(sys.modules) else 0)\n"
+
+def answer(
+    *arguments: str, heavy: Sequence[str] = HEAVY, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, which fails if it imports what is heavy."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, ",".join(heavy), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "tightrope: unknown command 'trian'; did you mean 'train'?\n"
-    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+    assert "imported" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def complete(words: str, **variables: str) -> list[str]:
+    """Return what a shell would offer for the last word of a line."""
+    variables = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), **variables}
+    done = answer(_TIGHTROPE_COMPLETE="bash_complete", **variables)
+    assert done.returncode == 0 and not done.stderr
+    return [line.removeprefix("plain,") for line in done.stdout.splitlines()]
+
+
+def test_the_check_would_notice() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "click", "--version"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "imported: {'click'}" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("--version",)])
+def test_help_imports_no_torch(arguments: tuple[str, ...]) -> None:
+    done = answer(*arguments, heavy=(*HEAVY, "rich"))
+    assert done.returncode == 0
+    assert arguments == ("--version",) or all(f"\n  {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [*sorted(COMMANDS), "data list", "data fetch"])
+def test_help_of_commands_imports_no_torch(name: str) -> None:
+    done = answer(*name.split(), "--help")
+    assert done.returncode == 0 and f"Usage: tightrope {name}" in done.stdout
+
+
+def test_help_of_train_names_the_settings() -> None:
+    assert "learning_rate" in answer("train", "--help").stdout
+
+
+def test_presets_are_listed_without_torch() -> None:
+    done = answer("presets", "--json")
+    names = {preset["name"] for preset in json.loads(done.stdout)}
+    assert done.returncode == 0 and "demo" in names
+    assert "demo" in answer("presets").stdout
+
+
+def test_networks_are_listed_without_torch() -> None:
+    done = answer("nets", "--json")
+    assert done.returncode == 0 and {"cnn3", "cnn7"} <= {n["name"] for n in json.loads(done.stdout)}
+    assert "cnn3" in answer("nets").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trian",), "unknown command 'trian'; did you mean 'train'?"),
+        (("train", "--epoch", "1"), "No such option '--epoch'"),
+        (("train", "--out", "x", "--set", "epoch=1"), "unknown setting 'epoch'"),
+        (("train", "--preset", "dem", "--out", "x"), "unknown preset 'dem'"),
+        (("certify",), "Missing argument 'RUN'"),
+    ],
+)
+def test_what_is_mistyped_is_refused_without_torch(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    done = answer(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"tightrope: {message}") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("tightrope tr", ["train"]),
+        ("tightrope re", ["report", "reproduce"]),
+        ("tightrope certify --sta", ["--start", "--stages"]),
+        ("tightrope data ", ["fetch", "list"]),
+    ],
+)
+def test_completion_imports_no_torch(words: str, offered: list[str]) -> None:
+    assert complete(words) == offered
+
+
+def test_completion_offers_every_command() -> None:
+    assert complete("tightrope ") == sorted(COMMANDS)
+
+
+def test_stages_are_named_as_they_are() -> None:
+    assert tuple(name for name in STAGES if name != "milp") == DEFAULT_STAGES
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

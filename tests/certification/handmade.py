@@ -22,6 +22,20 @@ from tightrope.training.settings import Settings
 Rows = Sequence[Sequence[float]]
 Layer = tuple[Rows, Sequence[float]]  # weight and bias
 
+# x, y and label; the comments are the verdicts that `blind_spot` deserves at radius 1/10.
+SAMPLES = [
+    (0.875, 0.0, 0),  # verified
+    (0.25, 0.0, 0),  # falsified: wrong from the start
+    (0.5625, 0.0, 0),  # falsified by the attack
+    (0.875, 1.0, 0),  # unknown: robust, but interval bounds cannot see it
+    (0.125, 0.25, 1),  # verified
+    (0.4375, 1.0, 1),  # falsified by the attack
+    (0.75, 1.0, 1),  # falsified: wrong from the start
+    (0.25, 1.0, 1),  # unknown
+    (0.53125, 0.0, 0),  # falsified by the attack
+    (0.0, 0.125, 1),  # verified
+]
+
 
 def architecture(layers: Sequence[Layer]) -> nets.Architecture:
     """Return the `mlp` that has these layers; hidden ones have the same width."""
@@ -131,3 +145,9 @@ def blind_spot() -> nn.Sequential:
         ([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], [0.0, -0.5, -0.5]),
         ([[1.0, 8.0, -8.0], [0.0, 0.0, 0.0]], [0.0, 0.5]),
     )
+
+
+def certifiable_run(folder: Path) -> Run:
+    """Write a run of `blind_spot` with ten test samples, certified within milliseconds."""
+    x = np.array([sample[:2] for sample in SAMPLES], np.float32)
+    return write_run(folder, blind_spot(), x, [sample[2] for sample in SAMPLES])

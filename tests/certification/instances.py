@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+from patterns import exact_minimum, patterns
 from torch import Tensor, nn
 
 from tightrope.box import Box
@@ -15,11 +14,6 @@ from tightrope.certification.problem import Problem
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.subjects import Subject
 from tightrope.graph import trace
-
-# The exact minimum by enumeration belongs to the tests of the domains.
-sys.path.insert(0, str(Path(__file__).parents[1] / "domains"))
-
-from patterns import exact_minimum, patterns
 
 KINDS = ("dense", "deep", "conv", "residual", "leaky", "batchnorm")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
+from adverse import adverse
 from handmade import records
 from torch import nn
 
@@ -16,10 +15,6 @@ from tightrope.certification.problem import OpenProblem, robustness
 from tightrope.certification.properties import Ball
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "domains"))
-
-from adverse import adverse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,7 +11,8 @@ import click
 import pytest
 
 from tightrope import nets
-from tightrope.certification.stages import DEFAULT_STAGES, STAGES, StageSettings
+from tightrope.certification.names import DEFAULT_STAGES
+from tightrope.certification.stages import STAGES, StageSettings
 from tightrope.cli.main import COMMANDS, cli
 from tightrope.cli.train import parse_pairs
 from tightrope.runs.journal import Record

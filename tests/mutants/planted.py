@@ -8,7 +8,7 @@ Each file there is about one file of the package and holds a list of mutants:
     name = "alpha-not-clamped"          # with the name of the list: replay/alpha-not-clamped
     old = ".clamp(0.0, 1.0)"            # a fragment that occurs exactly once in the file
     new = ""
-    tests = ["tests/domains/test_replay.py::test_alpha"]    # files, or single tests of them
+    tests = ["tests/domains/reduced/test_replay.py::test_alpha"]    # files, or single tests of them
     reason = "..."                      # only if no test can notice: why it changes nothing
 """
 

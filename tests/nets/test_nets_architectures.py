@@ -243,15 +243,19 @@ def test_normalisation_comes_first():
     assert torch.equal(normalised.eval()(x), plain.eval()((x - mean) / std))
 
 
-def test_describe_has_a_line_for_every_net():
-    summaries = nets.describe()
-    assert [summary.name for summary in summaries] == nets.net_names()
-    by_name = {summary.name: summary for summary in summaries}
-    assert by_name["cnn7"].layers == "5 conv + 2 linear"
-    assert by_name["cnn7"].parameters == parameters(meta("cnn7", MNIST, 10))
-    assert by_name["cnn7"].arguments == {"width": 64, "hidden": 512, "batch_norm": True}
-    assert by_name["mlp"].layers == "3 linear"
-    assert all(summary.description and "\n" not in summary.description for summary in summaries)
+@pytest.mark.parametrize("summary", nets.describe(), ids=lambda summary: summary.name)
+def test_what_is_listed_of_a_network_is_true(summary):
+    net = meta(summary.name, MNIST, 10)
+    kinds = [(nn.Conv2d, "conv"), (nn.Linear, "linear")]
+    counts = [(sum(isinstance(m, kind) for m in net.modules()), label) for kind, label in kinds]
+    assert summary.layers == " + ".join(f"{count} {label}" for count, label in counts if count)
+    assert summary.parameters == parameters(net)
+    assert list(summary.arguments.items()) == list(nets.find(summary.name).arguments.items())
+    assert summary.description and "\n" not in summary.description
+
+
+def test_every_network_is_listed():
+    assert nets.net_names() == list(nets.NETS) and "cnn7" in nets.net_names()
 
 
 @pytest.mark.parametrize(

@@ -2,66 +2,21 @@
 
 import copy
 import math
-import random
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import training_reference as reference
 from small_trainings import tiny, tiny_trainer, train
 from torch import nn
+from trainer_helpers import CPU, build, flat, make
 
 import tightrope
-from tightrope import nets
-from tightrope.data import Batches, load_dataset
-from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
 from tightrope.training.objectives import IBP, PGD, Standard
 from tightrope.training.settings import Settings
 from tightrope.training.trainer import Trainer, evaluate, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-CPU = torch.device("cpu")
-SHAPE = (1, 28, 28)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    """512 training and 100 validation images."""
-    data = load_dataset("mnist")
-    training = Batches(data.x_train[:512], data.y_train[:512], 64, training=True, drop_last=True)
-    return training, Batches(data.x_train[600:700], data.y_train[600:700], 60)
-
-
-@pytest.fixture(scope="module")
-def few(digits):
-    """A quarter of the training images, where any will do."""
-    whole, validation = digits
-    return Batches(whole.images[:128], whole.labels[:128], 32, training=True), validation
-
-
-def build(batch_norm=True, width=2, seed=0):
-    torch.manual_seed(seed)
-    return nets.build("cnn3", SHAPE, 10, width=width, batch_norm=batch_norm)
-
-
-def make(module=None, **given):
-    """Return a trainer of a small network."""
-    module = build() if module is None else module
-    settings = Settings.parse({"epochs": 2, **given}).resolve(normalize=False, network={})
-    return Trainer(module, SHAPE, settings, settings.objective(), CPU)
-
-
-def flat(structure):
-    """List the leaves of nested containers, tensors as lists of bits."""
-    if isinstance(structure, dict):
-        return [(k, leaf) for k, v in structure.items() for leaf in flat(v)]
-    if isinstance(structure, list | tuple):
-        return [leaf for v in structure for leaf in flat(v)]
-    if isinstance(structure, torch.Tensor):
-        return [(structure.dtype, structure.tolist())]
-    return [structure]
 
 
 # --- learning ---------------------------------------------------------------------------------
@@ -287,123 +242,3 @@ def test_evaluate_counts_samples(method):
         assert evaluate(graph, method, [(x, y)], 0.0)[1] == right
     if isinstance(method, IBP):
         assert whole == parts
-
-
-# --- randomness -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["pgd", "ibp"])
-def test_training_leaves_the_callers_randomness_alone(method, few):
-    trainer = make(method=method, select="last")
-    torch.manual_seed(77)
-    random.seed(77)
-    np.random.seed(77)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    train(trainer, *few)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    assert np.random.get_state()[1].tolist() == before[2]
-
-
-def test_the_whole_command_leaves_the_callers_randomness_alone(tmp_path):
-    torch.manual_seed(78)
-    before = torch.get_rng_state()
-    options = {"train_samples": 64, "validation": 16, "width": 1, "epochs": 1, "batch_size": 16}
-    runs = []
-    for name in ("a", "b"):
-        runs.append(tightrope.train(out=tmp_path / name, eps=0.01, **options))
-        assert torch.equal(torch.get_rng_state(), before)
-        torch.manual_seed(79)  # another state of the caller's must not change the run
-        before = torch.get_rng_state()
-    assert runs[0].weights.read_bytes() == runs[1].weights.read_bytes()
-    other = tightrope.train(out=tmp_path / "c", eps=0.01, seed=1, **options)
-    assert other.weights.read_bytes() != runs[0].weights.read_bytes()
-
-
-def test_epochs_differ_from_each_other_and_with_the_seed(digits):
-    orders = {}
-    for seed in (0, 0, 1):
-        seen = []
-
-        class Watch:
-            def __len__(self):
-                return len(digits[0])
-
-            def __iter__(self):
-                for x, y in digits[0]:
-                    seen.append(y.tolist())  # noqa: B023
-                    yield x, y
-
-        train(make(method="standard", seed=seed, select="last"), Watch())
-        orders.setdefault(seed, []).append(seen)
-    assert orders[0][0] == orders[0][1] != orders[1][0]
-    assert orders[0][0][:8] != orders[0][0][8:]
-
-
-# --- resuming ---------------------------------------------------------------------------------
-
-RESUMED = [
-    {"method": "ibp", "annealing_epochs": 2},
-    {"method": "ibp", "annealing_epochs": 2, "accumulate": 2, "optimizer": "sgd"},
-    {"method": "ibp", "precise_bn": True, "warmup_epochs": 1, "annealing_epochs": 1, "l1": 1e-4},
-    {"method": "pgd", "pgd.steps": 2},
-    {"method": "pgd", "pgd.steps": 2, "accumulate": 2, "optimizer": "radam"},
-    {"method": "standard", "optimizer": "adamw", "decay_epochs": "1,2"},
-]
-
-
-@pytest.mark.parametrize("given", RESUMED, ids=lambda g: "-".join(map(str, g.values())))
-def test_resuming_changes_nothing(given, few, tmp_path):
-    given = {"epochs": 3, "eps": 0.05, "learning_rate": 3e-3, **given}
-    whole = make(**given)
-    expected, chosen = train(whole, *few)
-
-    class Stop(Exception):
-        pass
-
-    class Watch:
-        """Stops the training in the middle of the second epoch."""
-
-        def step(self, epoch, iteration, result, radius):
-            if (epoch, iteration) == (1, 2):
-                raise Stop
-
-        def epoch(self, record):
-            pass
-
-    path = tmp_path / "checkpoint.pt"
-    first = make(**given)
-    with pytest.raises(Stop):
-        first.run(
-            *few, progress=Watch(), on_epoch=lambda t, *_: save_checkpoint(t.checkpoint(), path)
-        )
-    torch.manual_seed(999)
-    resumed = make(build(seed=5), **given)  # other weights, to be replaced
-    resumed.restore(load_checkpoint(path))
-    assert resumed.finished == 1
-    records, selections = train(resumed, *few)
-    assert records == expected[1:]
-    assert selections == chosen[1:]
-    assert flat(resumed.module.state_dict()) == flat(whole.module.state_dict())
-    assert flat(resumed.optimizer.state_dict()) == flat(whole.optimizer.state_dict())
-    assert (resumed.best, resumed.selected_epoch) == (whole.best, whole.selected_epoch)
-    assert resumed.finished == 3
-
-
-def test_a_finished_training_has_nothing_to_do(few, tmp_path):
-    trainer = make(method="standard")
-    train(trainer, *few)
-    save_checkpoint(trainer.checkpoint(), tmp_path / "c.pt")
-    again = make(method="standard")
-    again.restore(load_checkpoint(tmp_path / "c.pt"))
-    assert train(again, *few) == ([], [])
-    assert flat(again.module.state_dict()) == flat(trainer.module.state_dict())
-
-
-@pytest.mark.parametrize("other", [{"width": 3}, {"batch_norm": False}])
-def test_checkpoints_of_other_networks_are_refused(other, digits, tmp_path):
-    trainer = make(method="standard", epochs=1, select="last")
-    train(trainer, digits[0])
-    save_checkpoint(trainer.checkpoint(), tmp_path / "c.pt")
-    with pytest.raises((ValueError, RuntimeError)):
-        make(build(**other)).restore(load_checkpoint(tmp_path / "c.pt"))

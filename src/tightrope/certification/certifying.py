@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from tightrope import data
+from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import check_timeout
-from tightrope.certification.stages import DEFAULT_STAGES, STAGES
+from tightrope.certification.stages import STAGES
 from tightrope.certification.workers import Batch, Task, decide_here, decide_in_workers
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.files import read_json, write_json

@@ -182,5 +182,3 @@ STAGES: dict[str, Stage] = {
     "bab": Stage(bab_stage, single=True),
     "milp": Stage(milp_stage, single=True),
 }
-# A mixed-integer program is exact up to its solver's tolerances only, so it has to be asked for.
-DEFAULT_STAGES = tuple(name for name in STAGES if name != "milp")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,8 +18,10 @@ from tightrope.cli.output import (
     training_bar,
 )
 from tightrope.cli.train import parse_pairs, planned_epochs
-from tightrope.study.comparing import Entry
-from tightrope.training.trainer import Progress
+
+if TYPE_CHECKING:
+    from tightrope.study.comparing import Entry
+    from tightrope.training.trainer import Progress
 
 
 @click.command()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import tightrope as tr
-from tightrope.certification.stages import DEFAULT_STAGES
+from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.cli.output import (
     console,
     percent,
@@ -17,7 +17,9 @@ from tightrope.cli.output import (
     sample_bar,
     tell_waiting,
 )
-from tightrope.runs.summary import Certification
+
+if TYPE_CHECKING:
+    from tightrope.runs.summary import Certification
 
 _run = click.argument("run", type=click.Path(path_type=Path))
 _eps = click.option("--eps", help="Radius: 0.1 or 8/255.  [the run's own]")

@@ -7,10 +7,7 @@ from typing import Any
 
 import click
 
-from tightrope import data as datasets
-from tightrope import nets as networks
 from tightrope.cli.output import console, print_json, print_table, sample_bar
-from tightrope.training.objectives import METHODS, find_method, method_options, section
 from tightrope.training.presets import describe_presets
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
@@ -20,7 +17,9 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the list as 
 @_json
 def nets(as_json: bool) -> None:
     """List the architectures."""
-    found = networks.describe()
+    from tightrope.nets import describe
+
+    found = describe()
     if as_json:
         print_json([vars(net) for net in found])
         return
@@ -48,6 +47,8 @@ def methods(name: str | None, as_json: bool) -> None:
 
     With NAME, say what the options of that method mean.
     """
+    from tightrope.training.objectives import METHODS, method_options, section
+
     if name is not None:
         _explain(name, as_json)
         return
@@ -78,6 +79,8 @@ def methods(name: str | None, as_json: bool) -> None:
 
 
 def _explain(name: str, as_json: bool) -> None:
+    from tightrope.training.objectives import find_method, method_options, section
+
     rows = [
         {"option": f"{section(name)}.{k}", "default": f.default, "meaning": f.metadata.get("help")}
         for k, f in method_options(name).items()
@@ -110,7 +113,9 @@ def data() -> None:
 @_json
 def list_data(data_dir: Path | None, as_json: bool) -> None:
     """List the data sets and which of them are here."""
-    rows = datasets.describe(data_dir)
+    from tightrope.data import describe
+
+    rows = describe(data_dir)
     if as_json:
         print_json([vars(row) for row in rows])
         return
@@ -136,8 +141,10 @@ def list_data(data_dir: Path | None, as_json: bool) -> None:
 @_json
 def fetch_data(name: str, data_dir: Path | None, as_json: bool) -> None:
     """Download a data set from its official site."""
+    from tightrope.data import default_data_dir, fetch
+
     with sample_bar("bytes", quiet=as_json) as update:
-        path = datasets.fetch(name, data_dir or datasets.default_data_dir(), progress=update)
+        path = fetch(name, data_dir or default_data_dir(), progress=update)
     if as_json:
         print_json({"name": name, "path": str(path)})
     else:

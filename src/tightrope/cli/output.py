@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich import box
@@ -24,7 +24,9 @@ from rich.progress import (
 from rich.table import Table
 
 from tightrope.errors import printable
-from tightrope.training.step import StepResult
+
+if TYPE_CHECKING:
+    from tightrope.training.step import StepResult
 
 
 class _Console(Console):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.padding import Padding
@@ -15,10 +15,10 @@ import tightrope as tr
 from tightrope.cli.output import console, fits, print_json, print_table
 from tightrope.cli.train import parse_pairs
 from tightrope.errors import UserError
-from tightrope.study.experiment import SCALES, Result, Table
-from tightrope.study.experiments import EXPERIMENTS
-from tightrope.study.output import to_json
-from tightrope.study.runner import Display, Silence
+
+if TYPE_CHECKING:
+    from tightrope.study.experiment import Result, Table
+    from tightrope.study.runner import Display
 
 
 @click.command()
@@ -55,6 +55,9 @@ def reproduce(
     tightrope reproduce precision
     tightrope reproduce main --only 'mnist-0.1-cnn3-*'
     """
+    from tightrope.study.experiments import EXPERIMENTS
+    from tightrope.study.output import to_json
+
     if listing:
         print_experiments(as_json)
         return
@@ -83,6 +86,9 @@ def reproduce(
 
 def print_experiments(as_json: bool) -> None:
     """Print what there is to reproduce."""
+    from tightrope.study.experiment import SCALES
+    from tightrope.study.experiments import EXPERIMENTS
+
     rows = [
         {
             "name": experiment.name,
@@ -137,6 +143,8 @@ def _print(table: Table) -> None:
 
 @contextmanager
 def _display(quiet: bool) -> Iterator[Display]:
+    from tightrope.study.runner import Silence
+
     if quiet:
         yield Silence()
         return

@@ -11,7 +11,6 @@ import click
 import tightrope as tr
 from tightrope.cli.output import console, percent, print_json, tell_waiting, training_bar
 from tightrope.errors import UserError, shorten, unknown_name
-from tightrope.runs import Run
 from tightrope.training.presets import load_preset
 from tightrope.training.settings import describe_settings
 
@@ -98,8 +97,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _epochs(out: Path, preset: str | None, given: dict[str, Any], resume: bool) -> int:
     """Return the number of epochs, for the progress bar only."""
-    if resume and Run(out).config.exists():
-        return Run(out).settings().epochs
+    if resume and tr.Run(out).config.exists():
+        return tr.Run(out).settings().epochs
     return planned_epochs(preset, given)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from tightrope.answer import Answer, Cause, Verdict
-from tightrope.certification.verifying import verify_and_tell
 from tightrope.cli.output import print_json
 from tightrope.errors import printable
 from tightrope.files import write_text
@@ -35,6 +34,8 @@ def verify(
     The first line is unsat (proved: no counterexample exists), sat, timeout or unknown; a
     counterexample follows, or goes to a file.
     """
+    from tightrope.certification.verifying import verify_and_tell
+
     found, text = verify_and_tell(onnx, vnnlib, timeout=timeout, seed=seed)
     if text is not None and counterexample is not None:
         write_text(counterexample, text + "\n")

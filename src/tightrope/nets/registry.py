@@ -1,4 +1,4 @@
-"""Networks by name: what there is, what each one takes, and building one."""
+"""Networks by name: what each one takes, and building one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tightrope.limits import NET_ARGUMENT, NET_INPUTS, NET_LAYERS, NET_PARAMETER
 from tightrope.nets import architectures
 from tightrope.nets.messages import one_line
 from tightrope.nets.normalize import Normalize, Numbers, check_statistics
+from tightrope.nets.summaries import SUMMARIES
 
 # Settings that are numbers of layers, not of neurons.
 LAYERS = ("depth", "blocks")
@@ -57,37 +58,9 @@ class NetSpec:
 
 
 NETS: dict[str, NetSpec] = {
-    spec.name: spec
-    for spec in (
-        NetSpec("mlp", architectures.mlp, "fully connected; `depth` hidden layers of `width`"),
-        NetSpec("cnn3", architectures.cnn3, "smallest convolutional net; width 1 is 'tiny'"),
-        NetSpec("cnn4", architectures.cnn4, "cnn3 with a hidden linear layer"),
-        NetSpec("cnn5", architectures.cnn5, "three convolutions, a good size for laptops"),
-        NetSpec("cnn7", architectures.cnn7, "the standard net of certified training"),
-        NetSpec("cnn7-tin", architectures.cnn7_tin, "cnn7 for TinyImageNet: a second stride of 2"),
-        NetSpec("convmed", architectures.convmed, "COLT's net for CIFAR-10 at 8/255, no BatchNorm"),
-        NetSpec(
-            "convmedbig", architectures.convmedbig, "COLT's net for CIFAR-10 at 2/255, no BatchNorm"
-        ),
-        NetSpec("resnet", architectures.resnet, "small residual net of `blocks` basic blocks"),
-    )
+    s.name: NetSpec(s.name, getattr(architectures, s.name.replace("-", "_")), s.description)
+    for s in SUMMARIES
 }
-
-
-@dataclass(frozen=True)
-class NetSummary:
-    """What `tightrope nets` shows of one network; the counts are for MNIST."""
-
-    name: str
-    layers: str
-    parameters: int
-    description: str
-    arguments: dict[str, int | bool]
-
-
-def net_names() -> list[str]:
-    """Return the names of all networks."""
-    return list(NETS)
 
 
 def find(name: str) -> NetSpec:
@@ -95,21 +68,6 @@ def find(name: str) -> NetSpec:
     if name not in NETS:
         raise unknown_name("network", name, NETS)
     return NETS[name]
-
-
-def describe() -> list[NetSummary]:
-    """Return one summary per network."""
-    summaries = []
-    for spec in NETS.values():
-        with torch.device("meta"):  # counts need no memory and no random numbers
-            net = spec.builder((1, 28, 28), 10)
-        kinds = [(nn.Conv2d, "conv"), (nn.Linear, "linear")]
-        counts = [(sum(isinstance(m, kind) for m in net.modules()), label) for kind, label in kinds]
-        layers = " + ".join(f"{count} {label}" for count, label in counts if count)
-        parameters = sum(parameter.numel() for parameter in net.parameters())
-        summary = NetSummary(spec.name, layers, parameters, spec.description, spec.arguments)
-        summaries.append(summary)
-    return summaries
 
 
 def build(

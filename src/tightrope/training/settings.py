@@ -1,7 +1,8 @@
 """All settings of a training run: one flat, typed set.
 
 A setting left at None is derived from the others by `resolve`, so that a short command gets
-sensible values and `config.toml` shows every one of them.
+sensible values and `config.toml` shows every one of them. What the settings are is known without
+torch; the methods, which need it, are imported where their own options are looked at.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from tightrope.limits import TOML_BYTES
 from tightrope.radius import format_radius, parse_radius
 from tightrope.reading import parse_toml, read_text
 from tightrope.training import parsing
-from tightrope.training.objectives import METHODS, find_method, method_options, section
 from tightrope.training.parsing import parse_setting, setting
 
 _count = parsing.optional(parsing.whole(1))
@@ -102,6 +102,8 @@ class Settings:
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Settings:
         """Make settings from text or typed values; `method.option` names the method's own."""
+        from tightrope.training.objectives import method_options, section
+
         declared = {f.name: f for f in _fields()}
         method = given.get("method", "ibp")
         if not isinstance(method, str):
@@ -122,6 +124,8 @@ class Settings:
 
     def objective(self) -> Any:
         """Return the training method with its hyperparameters."""
+        from tightrope.training.objectives import find_method
+
         return find_method(self.method)(**self.options)
 
     def resolve(self, *, normalize: bool, network: Mapping[str, Any]) -> Settings:
@@ -129,6 +133,8 @@ class Settings:
 
         `normalize` is the data set's default, `network` are the architecture's arguments.
         """
+        from tightrope.training.objectives import find_method
+
         method = find_method(self.method)
         bounds = method.propagates_boxes
         share = method.annealing_share
@@ -168,6 +174,8 @@ class Settings:
 
     def to_table(self) -> dict[str, Any]:
         """Return the content of `config.toml`: settings in use, the method's under its name."""
+        from tightrope.training.objectives import method_options, section
+
         table: dict[str, Any] = {}
         for f in _fields():
             value = getattr(self, f.name)
@@ -196,6 +204,8 @@ def _fields() -> list[dataclasses.Field[Any]]:
 
 
 def _unknown_setting(name: str, method: str, known: list[str]) -> UserError:
+    from tightrope.training.objectives import METHODS, section
+
     head, dot, _ = name.partition(".")
     owners = {section(other): other for other in METHODS}
     if dot and owners.get(head, method) != method:

@@ -1,0 +1,97 @@
+"""The networks by name, as `tightrope nets` lists them: known without building one, or torch.
+
+A row names a builder in `architectures.py` (`cnn7-tin` is `cnn7_tin`). Sizes and settings are those
+of the network that it builds for MNIST; a test compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NetSummary:
+    """What `tightrope nets` shows of one network; the counts are for MNIST."""
+
+    name: str
+    layers: str
+    parameters: int
+    description: str
+    arguments: dict[str, int | bool]
+
+
+SUMMARIES = (
+    NetSummary(
+        "mlp",
+        "3 linear",
+        270_346,
+        "fully connected; `depth` hidden layers of `width`",
+        {"width": 256, "depth": 2, "batch_norm": True},
+    ),
+    NetSummary(
+        "cnn3",
+        "2 conv + 1 linear",
+        24_426,
+        "smallest convolutional net; width 1 is 'tiny'",
+        {"width": 16, "batch_norm": True},
+    ),
+    NetSummary(
+        "cnn4",
+        "2 conv + 2 linear",
+        818_218,
+        "cnn3 with a hidden linear layer",
+        {"width": 16, "hidden": 512, "batch_norm": True},
+    ),
+    NetSummary(
+        "cnn5",
+        "3 conv + 2 linear",
+        822_106,
+        "three convolutions, a good size for laptops",
+        {"width": 16, "hidden": 512, "batch_norm": True},
+    ),
+    NetSummary(
+        "cnn7",
+        "5 conv + 2 linear",
+        13_259_338,
+        "the standard net of certified training",
+        {"width": 64, "hidden": 512, "batch_norm": True},
+    ),
+    NetSummary(
+        "cnn7-tin",
+        "5 conv + 2 linear",
+        3_625_546,
+        "cnn7 for TinyImageNet: a second stride of 2",
+        {"width": 64, "hidden": 512, "batch_norm": True},
+    ),
+    NetSummary(
+        "convmed",
+        "2 conv + 2 linear",
+        1_637_256,
+        "COLT's net for CIFAR-10 at 8/255, no BatchNorm",
+        {"width": 32, "hidden": 250, "batch_norm": False},
+    ),
+    NetSummary(
+        "convmedbig",
+        "3 conv + 2 linear",
+        1_653_160,
+        "COLT's net for CIFAR-10 at 2/255, no BatchNorm",
+        {"width": 32, "hidden": 250, "batch_norm": False},
+    ),
+    NetSummary(
+        "resnet",
+        "10 conv + 1 linear",
+        304_554,
+        "small residual net of `blocks` basic blocks",
+        {"width": 16, "blocks": 3, "batch_norm": True},
+    ),
+)
+
+
+def describe() -> list[NetSummary]:
+    """Return one summary per network."""
+    return list(SUMMARIES)
+
+
+def net_names() -> list[str]:
+    """Return the names of all networks."""
+    return [summary.name for summary in SUMMARIES]
