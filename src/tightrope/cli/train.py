@@ -11,8 +11,6 @@ import click
 import tightrope as tr
 from tightrope.cli.output import console, percent, print_json, tell_waiting, training_bar
 from tightrope.errors import UserError, shorten, unknown_name
-from tightrope.runs import Run
-from tightrope.runs.history import total
 from tightrope.training.presets import load_preset
 from tightrope.training.settings import describe_settings, stored_settings
 
@@ -73,10 +71,10 @@ def train(
     if as_json:
         print_json({"run": str(run.folder), **history[-1]})
         return
-    training, validation = (total(history, name) for name in ("seconds", "validation_seconds"))
+    validation = run.validation_seconds()
     natural, robust = (percent(history[-1].get(name)) for name in ("natural", "robust"))
     console.print(
-        f"{run.folder}: {len(history)} epochs in {training + validation:.0f} s "
+        f"{run.folder}: {len(history)} epochs in {run.training_seconds() + validation:.0f} s "
         f"({validation:.0f} s of validation), training accuracy natural {natural}, robust {robust}"
     )
     console.print(f"next: tightrope certify {run.folder}")
@@ -100,8 +98,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _epochs(out: Path, preset: str | None, given: dict[str, Any], resume: bool) -> int:
     """Return the number of epochs, for the progress bar only."""
-    if resume and Run(out).config.exists():
-        return stored_settings(Run(out)).epochs
+    if resume and tr.Run(out).config.exists():
+        return stored_settings(tr.Run(out)).epochs
     return planned_epochs(preset, given)
 
 

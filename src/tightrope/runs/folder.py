@@ -15,11 +15,12 @@ from torch import nn
 
 from tightrope import nets
 from tightrope.errors import UserError, check_path
-from tightrope.files import Folder, is_leftover, remove_leftovers
+from tightrope.files import Folder, is_leftover, remove_leftovers, write_text
 from tightrope.limits import WEIGHTS_BYTES
 from tightrope.reading import file_hash, flatten
-from tightrope.runs import history, lock
+from tightrope.runs import lock
 from tightrope.runs.config import Config, read_config
+from tightrope.runs.history import read_history, total
 
 # What `reproduce` adds: estimated and exact margins, accuracies under splits.
 ESTIMATED, EXACT, SPLITS = "margins.json", "exact.jsonl", "splits.json"
@@ -150,15 +151,19 @@ class Run:
 
     def history(self) -> list[dict[str, Any]]:
         """Return the epochs trained so far."""
-        return history.read_history(self.history_file).whole("train again with --force")
+        return read_history(self.history_file).whole("train again with --force")
 
     def training_seconds(self) -> float:
-        """Return how long the training took, as far as the history says."""
-        return history.total(self.history(), "seconds")
+        """Return how long the training took, as far as the history says; without validation."""
+        return total(self.history(), "seconds")
+
+    def validation_seconds(self) -> float:
+        """Return how long the validation of the epochs took, as far as the history says."""
+        return total(self.history(), "validation_seconds")
 
     def write_history(self, records: list[dict[str, Any]]) -> None:
         """Write the epochs trained so far."""
-        history.write_history(self.history_file, records)
+        write_text(self.history_file, "".join(json.dumps(record) + "\n" for record in records))
 
     def check(self) -> None:
         """Refuse a folder that is not a run."""

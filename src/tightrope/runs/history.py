@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tightrope.errors import UserError
-from tightrope.files import write_text
 from tightrope.reading import MADE_WITH, parse_json
 from tightrope.runs.found import Found, damaged_lines, mapping, read_lines
 
@@ -38,11 +36,6 @@ def read_history(path: Path) -> Found[list[Record]]:
         if len(records[-1]) < len(record):
             bad.append(number + 1)
     return Found(records, damaged_lines(path, bad))
-
-
-def write_history(path: Path, records: Iterable[Record]) -> None:
-    """Write the epochs trained so far."""
-    write_text(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def total(records: Iterable[Record], name: str) -> float:

@@ -56,13 +56,8 @@ class Record:
         return json.dumps(values) + "\n"
 
     @classmethod
-    def from_line(cls, line: str) -> Record:
-        """Read a journal line; raises ValueError, TypeError or KeyError if it is damaged."""
-        return cls.from_values(parse_json(line))
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Record:
-        """Make a record of what a line says; raises what `from_line` does."""
+    def from_json(cls, values: dict[str, Any]) -> Record:
+        """Read what a line says; raises ValueError, TypeError or KeyError if it is damaged."""
         record = cls(**{**values, "verdict": Verdict(values["verdict"])})
         record._check()
         return record
@@ -102,7 +97,7 @@ def read_journal(path: Path) -> Found[list[Record]]:
         try:
             values = mapping(parse_json(line))
             known = {name: value for name, value in values.items() if name in FIELDS}
-            record = Record.from_values(known)
+            record = Record.from_json(known)
             if record.index in records:
                 raise ValueError("two records of one sample")
         except (ValueError, TypeError, KeyError, AttributeError):

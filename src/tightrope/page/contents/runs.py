@@ -114,9 +114,8 @@ def _read_network(
 
 def _annealing(settings: Config | None, history: list[Epoch]) -> tuple[int, int] | None:
     """Return the epochs between which the radius grows; the history shows it, too."""
-    start, length = (
-        (settings.warmup_epochs, settings.annealing_epochs) if settings is not None else (0, None)
-    )
+    table = {} if settings is None else settings.table
+    start, length = (table.get(name) for name in ("warmup_epochs", "annealing_epochs"))
     if type(start) is int and type(length) is int:
         return (start, start + length) if length > 0 else None
     radii = [epoch.values.get("radius", 0.0) for epoch in history]
