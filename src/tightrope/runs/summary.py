@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tightrope.answer import Verdict
 from tightrope.runs.found import Found, mapping, read_result
 from tightrope.runs.journal import Record
-from tightrope.answer import Verdict
 
 WHAT = "the summary of the certification"
 LARGEST = 1e30  # larger numbers are damage
