@@ -98,8 +98,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _epochs(out: Path, preset: str | None, given: dict[str, Any], resume: bool) -> int:
     """Return the number of epochs, for the progress bar only."""
-    if resume and tr.Run(out).config.exists():
-        return stored_settings(tr.Run(out)).epochs
+    from tightrope.runs import Run  # loads torch, which help and refusals can do without
+
+    if resume and Run(out).config.exists():
+        return stored_settings(Run(out)).epochs
     return planned_epochs(preset, given)
 
 
