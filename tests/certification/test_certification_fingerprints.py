@@ -16,7 +16,7 @@ from handmade import blind_spot, write_run
 import tightrope as tr
 from tightrope import nets
 from tightrope.data.dataset import Dataset
-from tightrope.runs import FINGERPRINTS, Run
+from tightrope.runs.folder import FINGERPRINTS, Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
