@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def config(run: tr.Run) -> dict[str, Any]:
 
 def test_every_file_says_what_it_was_made_with(run: tr.Run) -> None:
     made_with = config(run)["made_with"]
-    assert made_with.pop("command")[:2] == ["tightrope", "train"]
+    assert made_with.pop("command").startswith("tightrope train --data ")
     assert made_with == {**VERSIONS, "device": "cpu", "threads": 1}
     assert [record["made_with"] for record in run.history()] == [VERSIONS] * 3
     assert json.loads((run.folder / "model.json").read_text())["made_with"] == VERSIONS
@@ -55,10 +56,10 @@ def test_every_file_says_what_it_was_made_with(run: tr.Run) -> None:
 
 def test_the_command_repeats_the_run(run: tr.Run, tmp_path: Path) -> None:
     command = config(run)["made_with"]["command"]
-    assert "--out" not in command and not any("learning_rate" in word for word in command)
+    assert "--out" not in command and "learning_rate" not in command
     again = tmp_path / "again"
     options: dict[str, Any] = train.make_context(
-        "train", [*command[2:], "--out", str(again)]
+        "train", [*shlex.split(command)[2:], "--out", str(again)]
     ).params
     pairs = parse_pairs(options.pop("pairs"))
     tr.train(**{k: v for k, v in options.items() if v is not None and k != "as_json"}, **pairs)

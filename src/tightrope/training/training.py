@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,8 @@ class _Session:
     def _made_with(self) -> dict[str, Any]:
         """Return what the numbers of a run depend on besides its settings, and how to repeat it."""
         computed = {"device": str(self.device), "threads": torch.get_num_threads()}
-        return {**versions(), **computed, "command": train_arguments(chosen(self.settings))}
+        command = shlex.join(train_arguments(chosen(self.settings)))
+        return {**versions(), **computed, "command": command}
 
     def restore(self) -> None:
         """Continue where the checkpoint is."""

@@ -28,11 +28,14 @@ def repeat_commands(
 def train_command(table: Mapping[str, Any], folder: Path) -> str:
     """Return the `tightrope train` that `config.toml` remembers, else one with all its settings."""
     made_with = table.get(MADE_WITH)
-    words = made_with.get("command") if isinstance(made_with, Mapping) else None
-    # Word by word, and quoted below: whatever the file says, it is one command and ours.
-    if not isinstance(words, list) or words[:2] != ["tightrope", "train"]:
+    try:
+        words = shlex.split(str(made_with["command"])) if isinstance(made_with, Mapping) else []
+    except (KeyError, ValueError):
+        words = []
+    # Each word is quoted anew: whatever the file says, it is one command, and ours.
+    if words[:2] != ["tightrope", "train"]:
         words = train_arguments(flatten(table))
-    return _wrap(["tightrope", "train", "--out", str(folder), *map(str, words[2:])])
+    return _wrap(["tightrope", "train", "--out", str(folder), *words[2:]])
 
 
 def certify_command(settings: Mapping[str, Any], folder: Path) -> str:
