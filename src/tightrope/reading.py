@@ -27,6 +27,8 @@ from tightrope.limits import JOURNAL_BYTES, TEXT_DEPTH, Limit
 
 BLOCK = 1 << 20
 LARGEST_INTEGER = 2**64
+# The table of `config.toml` that is no setting: versions, device, threads, command.
+MADE_WITH = "made_with"
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -126,6 +128,17 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise _too_deep() from None
     check_values(value)
     return value
+
+
+def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn `{"ibp": {"weight": 1}}` into `{"ibp.weight": 1}`, without `made_with`."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if not isinstance(value, Mapping):
+            flat[name] = value
+        elif name != MADE_WITH:
+            flat |= {f"{name}.{option}": v for option, v in value.items()}
+    return flat
 
 
 def check_values(value: Any) -> None:

@@ -148,7 +148,7 @@ def test_workers_do_not_finish_their_batch_for_a_dead_parent(commands: Commands,
 
 def is_free(run: Path) -> bool:
     """Whether nobody has the lock of a run."""
-    with (run / ".tightrope.runs.lock").open("rb") as file:
+    with (run / ".tightrope.lock").open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

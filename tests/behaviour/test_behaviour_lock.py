@@ -218,7 +218,7 @@ def test_a_killed_command_leaves_no_lock(commands: Commands, run: Path) -> None:
     running.kill(signal.SIGKILL)
     outcome = running.wait()
     assert outcome is not None and outcome.code == -signal.SIGKILL
-    assert (run / ".tightrope.runs.lock").exists()
+    assert (run / ".tightrope.lock").exists()
     assert commands.run(*CERTIFY, "--force", cwd=run.parent).code == 0
     assert not temporary_files(run)
 
@@ -226,6 +226,6 @@ def test_a_killed_command_leaves_no_lock(commands: Commands, run: Path) -> None:
 def test_a_training_may_begin_where_a_lock_was_left(commands: Commands, tmp_path: Path) -> None:
     """A kill before the first file leaves a folder with a lock in it, which is as good as none."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".tightrope.runs.lock").write_text("")
+    (tmp_path / "run" / ".tightrope.lock").write_text("")
     assert commands.run("train", "--out", "run", *SMALL, cwd=tmp_path).code == 0
     assert not temporary_files(tmp_path / "run")

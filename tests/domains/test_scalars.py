@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tightrope.certification.cascade import solve
 from torch import Tensor, nn
 
 import tightrope as tr
 from tightrope.answer import Verdict
 from tightrope.box import Box
 from tightrope.certification.bounding import METHODS
+from tightrope.certification.cascade import solve
 from tightrope.certification.complete import Problem
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.subjects import Subject

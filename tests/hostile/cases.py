@@ -90,7 +90,7 @@ TARGETS: tuple[Target, ...] = (
     _of_run("estimate.json", change_json, change_text),
     _of_run("counterexamples", change_bytes),
     _of_run("counterexamples/000000.npy", change_array, change_bytes),
-    _of_run(".tightrope.runs.lock", change_json, change_text),
+    _of_run(".tightrope.lock", change_json, change_text),
     _of_run("report.html", change_bytes),
     _of_run("tensorboard", change_bytes),
     Target("data.npz", (change_zip, change_bytes), ON_RUN[:6], ("runs", "data.npz"), 3),

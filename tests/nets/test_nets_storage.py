@@ -13,9 +13,11 @@ import safetensors.torch
 import torch
 from patience import within
 
+import tightrope
 from tightrope import nets
 from tightrope.errors import UserError
 from tightrope.nets import Architecture
+from tightrope.version import versions
 
 SMALL = {"width": 2}
 LYING_HEADER = b'{"1.weight":{"dtype":"F32","shape":[9999999],"data_offsets":[0,4]}}'
@@ -93,7 +95,20 @@ def test_json_holds_every_setting(stored):
         "input_shape": [1, 8, 8],
         "num_classes": 3,
         "normalize": {"mean": [0.5], "std": [0.25]},
+        "made_with": versions(),
     }
+
+
+def test_a_json_of_an_earlier_version_is_read(stored):
+    expected = nets.load_architecture(stored)
+    path = stored / "model.json"
+    content = json.loads(path.read_text())
+    assert content.pop("made_with") == {
+        "tightrope": tightrope.__version__,
+        "torch": str(torch.__version__),
+    }
+    path.write_text(json.dumps(content))
+    assert nets.load_architecture(stored) == expected
 
 
 def test_architecture_fills_in_defaults_and_survives_json():

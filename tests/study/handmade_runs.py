@@ -37,14 +37,17 @@ def make_run(
             {
                 "samples": samples,
                 "complete": True,
+                "verified": round(certified * samples),
+                "falsified": round((1 - adversarial) * samples),
+                "open": 0,
                 "natural": natural,
                 "adversarial": adversarial,
                 "certified": certified,
                 "unknown": round((adversarial - certified) * samples),
                 "seconds": certifying,
                 "stages": {
-                    "ibp": {"verified": round(by_ibp * samples / 100)},
-                    "crown-ibp": {"verified": round(by_crown * samples / 100)},
+                    name: {"verified": round(share * samples / 100), "falsified": 0, "seconds": 1.0}
+                    for name, share in (("ibp", by_ibp), ("crown-ibp", by_crown))
                 },
                 "settings": {"eps": eps},
             },

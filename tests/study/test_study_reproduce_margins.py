@@ -16,9 +16,10 @@ import pytest
 
 import tightrope as tr
 from tightrope.runs import Run
+from tightrope.runs.found import read_objects
 from tightrope.study import margins
 from tightrope.study.experiments.precision import contradicts
-from tightrope.study.measured import EXACT, Damaged, Measured, read_lines
+from tightrope.study.measured import EXACT, Damaged, Measured
 from tightrope.study.plans import Plan
 from tightrope.study.remaining import unfinished
 from tightrope.study.work import carry_out
@@ -120,7 +121,7 @@ def test_exact_margins_go_on_where_they_stopped(
     monkeypatch.setattr(margins, "_solve", counted)
     carry_out(PLAN, copy, watch=lambda *_: None)
     assert solved == [True, False, False]
-    fresh, old = (read_lines(file) for file in (path, finished / EXACT))
+    fresh, old = (read_objects(file).whole() for file in (path, finished / EXACT))
     strip = [{k: v for k, v in r.items() if k not in ("seconds", "milp")} for r in fresh]
     assert strip == [{k: v for k, v in r.items() if k not in ("seconds", "milp")} for r in old]
 

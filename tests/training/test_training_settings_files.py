@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from small_trainings import resolve
 
 from tightrope.errors import UserError
+from tightrope.runs.config import read_config
 from tightrope.training import objectives
-from tightrope.training.settings import Settings, describe_settings, flatten, read_toml
+from tightrope.training.settings import Settings, describe_settings, flatten
 
 # --- writing ----------------------------------------------------------------------------------
 
@@ -39,7 +40,7 @@ def test_settings_survive_toml(given, tmp_path):
     ):
         path = tmp_path / "config.toml"
         path.write_text(settings.to_toml(), encoding="utf-8")
-        again = Settings.parse(read_toml(path))
+        again = Settings.parse(flatten(read_config(path).whole()))
         assert again.objective() == settings.objective()
         assert dataclasses.replace(again, options={}) == dataclasses.replace(settings, options={})
 
@@ -114,14 +115,14 @@ def test_any_settings_survive_toml(given_settings):
     assert Settings.parse(flatten(tomllib.loads(settings.to_toml()))) == settings
 
 
-def test_read_toml_refuses_what_it_cannot_read(tmp_path):
+def test_a_config_that_cannot_be_read_is_refused(tmp_path):
     path = tmp_path / "config.toml"
     with pytest.raises(UserError, match="missing"):
-        read_toml(path)
+        read_config(path).whole()
     for content in (b"eps = ", b"\xff\xfe", b"[a]\nb=1\n[a]\n"):
         path.write_bytes(content)
         with pytest.raises(UserError, match="damaged"):
-            read_toml(path)
+            read_config(path).whole()
 
 
 # --- methods of users -------------------------------------------------------------------------

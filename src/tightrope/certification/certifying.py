@@ -18,14 +18,14 @@ from tightrope.certification.problem import check_timeout
 from tightrope.certification.stages import STAGES
 from tightrope.certification.workers import Batch, Task, decide_here, decide_in_workers
 from tightrope.errors import UserError, shorten, unknown_name
-from tightrope.files import read_json, write_json
+from tightrope.files import write_json
 from tightrope.graph import trace
 from tightrope.radius import Radius, format_radius
 from tightrope.runs.examination import Examination, check_attack, examine
 from tightrope.runs.folder import FINGERPRINTS, Run, open_run
 from tightrope.runs.journal import Journal, Record
 from tightrope.runs.lock import Lock, Wait
-from tightrope.runs.summary import Certification, summarize
+from tightrope.runs.summary import Certification, read_summary, summarize
 
 # The unit of work and of randomness, whatever the number of jobs. Few samples of a batch are left
 # for the attack, which is wasteful on few; but large networks need their memory, and what a large
@@ -107,11 +107,8 @@ def _earlier_records(
 ) -> dict[int, Record]:
     if not run.journal.exists() or not run.journal.stat().st_size:
         return {}
-    summary = read_json(run.certification, "the summary of the certification")
-    before = summary.get("settings") if isinstance(summary, dict) else None
-    if not isinstance(before, dict):
-        raise UserError(f"{run.certification} is damaged; start over with --force")
-    _check_settings(run, settings, before)
+    summary = read_summary(run.certification).whole("start over with --force")
+    _check_settings(run, settings, summary["settings"])
     records = Journal(run.journal).read(set(examination.indices.tolist()))
     _check_samples(run, records, examination.data)
     return records

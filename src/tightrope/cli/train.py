@@ -12,7 +12,7 @@ import tightrope as tr
 from tightrope.cli.output import console, percent, print_json, tell_waiting, training_bar
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.training.presets import load_preset
-from tightrope.training.settings import describe_settings
+from tightrope.training.settings import describe_settings, stored_settings
 
 
 def _settings_help() -> str:
@@ -71,10 +71,11 @@ def train(
     if as_json:
         print_json({"run": str(run.folder), **history[-1]})
         return
+    validation = run.validation_seconds()
     natural, robust = (percent(history[-1].get(name)) for name in ("natural", "robust"))
     console.print(
-        f"{run.folder}: {len(history)} epochs in {run.training_seconds():.0f} s, "
-        f"training accuracy natural {natural}, robust {robust}"
+        f"{run.folder}: {len(history)} epochs in {run.training_seconds() + validation:.0f} s "
+        f"({validation:.0f} s of validation), training accuracy natural {natural}, robust {robust}"
     )
     console.print(f"next: tightrope certify {run.folder}")
 
@@ -98,7 +99,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _epochs(out: Path, preset: str | None, given: dict[str, Any], resume: bool) -> int:
     """Return the number of epochs, for the progress bar only."""
     if resume and tr.Run(out).config.exists():
-        return tr.Run(out).settings().epochs
+        return stored_settings(tr.Run(out)).epochs
     return planned_epochs(preset, given)
 
 

@@ -22,7 +22,8 @@ from tightrope.limits import WEIGHTS_BYTES
 from tightrope.nets import registry
 from tightrope.nets.messages import one_line
 from tightrope.nets.normalize import Statistics, check_statistics
-from tightrope.reading import open_regular, read_bytes
+from tightrope.reading import MADE_WITH, open_regular, read_bytes
+from tightrope.version import versions
 
 FORMAT = 1
 WEIGHTS_FILE = "model.safetensors"
@@ -107,7 +108,7 @@ def save(module: nn.Module, architecture: Architecture, folder: str | Path) -> N
     # Not save_file: it makes files that only their owner can read, whatever the umask.
     content = safetensors.torch.save(tensors)
     write_bytes(folder / WEIGHTS_FILE, content)
-    write_json(folder / ARCHITECTURE_FILE, architecture.to_json())
+    write_json(folder / ARCHITECTURE_FILE, {**architecture.to_json(), MADE_WITH: versions()})
 
 
 def load(folder: str | Path) -> tuple[nn.Sequential, Architecture]:
@@ -149,7 +150,8 @@ def _check_format(value: Any) -> None:
             f"upgrade Tightrope to read it"
         )
     expected = {"format", "architecture", "arguments", "input_shape", "num_classes", "normalize"}
-    for problem, keys in (("missing", expected - set(value)), ("unknown", set(value) - expected)):
+    unknown = set(value) - expected - {MADE_WITH}
+    for problem, keys in (("missing", expected - set(value)), ("unknown", unknown)):
         if keys:
             raise UserError(f"damaged: {problem} {', '.join(map(shorten, sorted(keys)[:5]))}")
 

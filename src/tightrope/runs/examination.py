@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tightrope import data
+from tightrope.data import Dataset as Dataset
+from tightrope.data import load_dataset
 from tightrope.devices import pick_device
 from tightrope.errors import UserError, shorten
 from tightrope.radius import Radius, parse_radius
@@ -27,7 +28,7 @@ class Examination:
     input_shape: tuple[int, ...]
     eps: Fraction
     indices: Tensor
-    data: data.Dataset
+    data: Dataset
     device: torch.device
 
     def batch(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,6 +36,11 @@ class Examination:
         indices = self.indices[start:stop]
         inputs, labels = self.data.test_inputs(indices), self.data.y_test[indices]
         return indices, inputs.to(self.device), labels.to(self.device)
+
+
+def load_data(name: str, folder: str | None) -> Dataset:
+    """Load the data set that settings name."""
+    return load_dataset(name, None if folder is None else Path(folder))
 
 
 def check_seed(seed: int) -> None:
@@ -56,7 +62,7 @@ def check_attack(steps: int, restarts: int, seed: int) -> None:
     check_seed(seed)
 
 
-def choose_samples(dataset: data.Dataset, samples: int | None, start: int = 0) -> Tensor:
+def choose_samples(dataset: Dataset, samples: int | None, start: int = 0) -> Tensor:
     """Return the indices of `samples` test samples from `start` on, of all of them if None."""
     available = len(dataset.x_test)
     if not 0 <= start < available:
@@ -77,9 +83,7 @@ def examine(
     settings = run.settings()
     radius = settings.eps if eps is None else parse_radius(eps)
     module, architecture = run.network()
-    dataset = data.load_dataset(
-        settings.data, Path(settings.data_dir) if settings.data_dir else None
-    )
+    dataset = load_data(settings.data, settings.data_dir)
     if dataset.input_shape != architecture.input_shape or (
         dataset.num_classes != architecture.num_classes
     ):

@@ -14,12 +14,13 @@ from typing import Any
 from torch import nn
 
 from tightrope import nets
-from tightrope.runs import lock
 from tightrope.errors import UserError, check_path
 from tightrope.files import Folder, is_leftover, remove_leftovers, write_text
 from tightrope.limits import WEIGHTS_BYTES
-from tightrope.reading import file_hash, parse_json, read_records
-from tightrope.training.settings import Settings, read_toml
+from tightrope.reading import file_hash, flatten
+from tightrope.runs import lock
+from tightrope.runs.config import Config, read_config
+from tightrope.runs.history import read_history, total
 
 # What `reproduce` adds: estimated and exact margins, accuracies under splits.
 ESTIMATED, EXACT, SPLITS = "margins.json", "exact.jsonl", "splits.json"
@@ -104,15 +105,19 @@ class Run:
         others = (nets.ARCHITECTURE_FILE, ESTIMATED, EXACT, SPLITS, lock.FILE)
         return [*(path.name for path in (*trained, *found)), *others]
 
-    def settings(self) -> Settings:
-        """Read the settings of the training."""
+    def settings(self) -> Config:
+        """Read the settings of the training, and check what others than training use of them."""
         self.check()
+        table = read_config(self.config).whole()
         try:
-            settings = Settings.parse(read_toml(self.config))
-            nets.find(settings.net)
-            return settings
+            return Config.of(table)
         except UserError as error:
             raise UserError(f"{self.config}: {error}") from None
+
+    def values(self) -> dict[str, Any]:
+        """Read the settings of the training as they are, in one flat table."""
+        self.check()
+        return flatten(read_config(self.config).whole())
 
     def network(self) -> tuple[nn.Module, nets.Architecture]:
         """Read the selected network, in evaluation mode."""
@@ -121,7 +126,7 @@ class Run:
             raise UserError(f"{self.folder} has no trained network yet; train it first")
         module, architecture = nets.load(self.folder)
         settings = self.settings()
-        configured = {name: getattr(settings, name) for name in architecture.arguments}
+        configured = {name: settings.table.get(name) for name in architecture.arguments}
         if settings.net != architecture.name or configured != dict(architecture.arguments):
             raise UserError(
                 f"{self.folder} holds another network: config.toml describes {settings.net} "
@@ -146,22 +151,15 @@ class Run:
 
     def history(self) -> list[dict[str, Any]]:
         """Return the epochs trained so far."""
-        if not self.history_file.exists():
-            return []
-        records: list[dict[str, Any]] = []
-        text = read_records(self.history_file).decode("utf-8", "replace")
-        for number, line in enumerate(text.splitlines()):
-            try:
-                records.append(_epoch(parse_json(line), number))
-            except ValueError:
-                raise UserError(
-                    f"{self.history_file} is damaged at line {number + 1}; train again with --force"
-                ) from None
-        return records
+        return read_history(self.history_file).whole("train again with --force")
 
     def training_seconds(self) -> float:
-        """Return how long the training took, as far as the history says."""
-        return float(sum(record.get("seconds") or 0.0 for record in self.history()))
+        """Return how long the training took, as far as the history says; without validation."""
+        return total(self.history(), "seconds")
+
+    def validation_seconds(self) -> float:
+        """Return how long the validation of the epochs took, as far as the history says."""
+        return total(self.history(), "validation_seconds")
 
     def write_history(self, records: list[dict[str, Any]]) -> None:
         """Write the epochs trained so far."""
@@ -220,15 +218,6 @@ class Run:
 
     def _names(self) -> re.Pattern[str]:
         return re.compile("|".join(map(re.escape, self.files())))
-
-
-def _epoch(record: Any, number: int) -> dict[str, Any]:
-    """Return the record of an epoch if it is one; `ValueError` if not."""
-    if not isinstance(record, dict) or record.get("epoch") != number:
-        raise ValueError("another epoch")
-    if not all(value is None or type(value) in (int, float) for value in record.values()):
-        raise ValueError("a number is expected")
-    return record
 
 
 def _hash(text: str) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -16,6 +16,7 @@ from tightrope.errors import UserError
 from tightrope.files import open_to_append
 from tightrope.limits import JOURNAL_BYTES
 from tightrope.reading import parse_json
+from tightrope.runs.found import Found, damaged_lines, mapping, read_lines
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,8 @@ class Record:
         return json.dumps(values) + "\n"
 
     @classmethod
-    def from_line(cls, line: str) -> Record:
-        """Read a journal line; raises ValueError, TypeError or KeyError if it is damaged."""
-        values: dict[str, Any] = parse_json(line)
+    def from_json(cls, values: dict[str, Any]) -> Record:
+        """Read what a line says; raises ValueError, TypeError or KeyError if it is damaged."""
         record = cls(**{**values, "verdict": Verdict(values["verdict"])})
         record._check()
         return record
@@ -77,6 +77,39 @@ class Record:
             raise TypeError("text is expected")
 
 
+FIELDS = frozenset(field.name for field in fields(Record))
+
+
+def read_journal(path: Path) -> Found[list[Record]]:
+    """Read the records so far, leaving the file as it is: a certification may be running.
+
+    A line that a kill left torn is none. Damaged ones, and a second one of a sample, are left out;
+    so are fields that a newer version has written.
+    """
+    try:
+        lines = read_lines(path, appended=True)
+    except UserError as error:
+        return Found([], f"{path} is damaged: {error}")
+    records: dict[int, Record] = {}
+    bad: list[int] = []
+    strange: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = mapping(parse_json(line))
+            known = {name: value for name, value in values.items() if name in FIELDS}
+            record = Record.from_json(known)
+            if record.index in records:
+                raise ValueError("two records of one sample")
+        except (ValueError, TypeError, KeyError, AttributeError):
+            bad.append(number)
+            continue
+        strange |= values.keys() - FIELDS
+        records[record.index] = record
+    names = ", ".join(sorted(strange)[:5])
+    newer = f"{path} has fields that this version does not know ({names}): a newer version wrote it"
+    return Found(list(records.values()), damaged_lines(path, bad), newer if strange else None)
+
+
 class Journal:
     """Appends records to a file; what is in it survives a kill."""
 
@@ -91,20 +124,13 @@ class Journal:
         """
         if not self.path.exists():
             return {}
-        with open_to_append(self.path) as file:  # refuses now what could not be added to
-            whole = _whole_lines(file, self.path)
-        records: dict[int, Record] = {}
-        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), start=1):
-            try:
-                record = Record.from_line(line)
-                if record.index not in indices or record.index in records:
-                    raise ValueError("a sample that does not belong here")
-            except (ValueError, TypeError, KeyError, AttributeError):
-                raise UserError(
-                    f"{self.path} is damaged at line {number}; start over with --force"
-                ) from None
-            records[record.index] = record
-        return records
+        with open_to_append(self.path):  # refuses now what could not be added to
+            records = read_journal(self.path).whole("start over with --force")
+        for number, record in enumerate(records, start=1):
+            if record.index not in indices:
+                where = damaged_lines(self.path, [number])
+                raise UserError(f"{where}; start over with --force")
+        return {record.index: record for record in records}
 
     def __enter__(self) -> Self:
         """Open the file to append to it, cutting off a line that a kill left torn."""

@@ -32,7 +32,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FILE = ".tightrope.runs.lock"
+FILE = ".tightrope.lock"
 POLL_SECONDS = 0.2
 # How long the workers of a killed command may take to notice.
 GRACE_SECONDS = 10.0

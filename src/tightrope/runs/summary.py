@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from tightrope.runs.journal import Record
 from tightrope.answer import Verdict
+from tightrope.runs.found import Found, mapping, read_result
+from tightrope.runs.journal import Record
 
+WHAT = "the summary of the certification"
+LARGEST = 1e30  # larger numbers are damage
 # The stages that look for counterexamples.
 REFUTING = frozenset({"attack", "bab", "milp"})
 
@@ -40,6 +44,60 @@ class Certification:
     def to_json(self) -> dict[str, Any]:
         """Return the content of `certification.json`."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Certification:
+        """Read what `to_json` wrote; `ValueError` if numbers are missing or make no sense."""
+        try:
+            counts = ("samples", "verified", "falsified", "unknown", "open")
+            adversarial = values["adversarial"]
+            if not values["samples"]:
+                raise ValueError("no samples")
+            return cls(
+                **{name: _whole(values[name]) for name in counts},
+                natural=_share(values["natural"]),
+                adversarial=None if adversarial is None else _share(adversarial),
+                certified=_share(values["certified"]),
+                stages={str(k): _stage(s) for k, s in mapping(values["stages"]).items()},
+                seconds=_amount(values["seconds"]),
+                complete=bool(values["complete"]),
+                reasons={str(k): _whole(n) for k, n in mapping(values.get("reasons", {})).items()},
+                settings=mapping(values["settings"]),
+            )
+        except KeyError as error:
+            raise ValueError(f"{error} is missing") from None
+
+
+def read_summary(path: Path) -> Found[dict[str, Any]]:
+    """Read `certification.json`; its `settings` are a table, whatever happened to the file."""
+    found = read_result(path, WHAT)
+    if isinstance(found.content.get("settings"), dict):
+        return found
+    damage = found.damage or f"{path} is damaged: not {WHAT}"
+    return Found({**found.content, "settings": {}}, damage)
+
+
+def _stage(values: Any) -> dict[str, Any]:
+    counts = {name: _whole(mapping(values)[name]) for name in ("verified", "falsified")}
+    return {**counts, "seconds": _amount(values["seconds"])}
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < LARGEST:
+        raise ValueError("a count is expected")
+    return value
+
+
+def _amount(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < LARGEST:
+        raise ValueError("a number is expected")
+    return float(value)
+
+
+def _share(value: Any) -> float:
+    if _amount(value) > 1:
+        raise ValueError("an accuracy is expected")
+    return float(value)
 
 
 def summarize(records: Iterable[Record], samples: int, settings: dict[str, Any]) -> Certification:

@@ -27,7 +27,7 @@ from tightrope.graph import Graph, trace
 from tightrope.precision import full_precision
 from tightrope.runs.examination import Examination, batch_seed, examine
 from tightrope.runs.folder import ESTIMATED, EXACT, SPLITS, Run
-from tightrope.study.measured import read_lines
+from tightrope.runs.found import read_objects
 from tightrope.training.batchnorm import FixedModel, evaluation_model
 from tightrope.training.estimating import BATCH, estimators, trained_split, worst_margins
 from tightrope.training.objectives import STAPS, TAPS, Objective
@@ -134,7 +134,7 @@ def exact_margins(
 
 
 def _earlier(path: Path, header: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    records = read_lines(path) if path.exists() else []
+    records = read_objects(path).whole("remove it, and it is computed again")
     if not records or records[0] != header:
         return {}  # of other weights
     return {record["index"]: record for record in records[1:]}

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 
 from tightrope.errors import UserError
-from tightrope.files import read_json
-from tightrope.reading import parse_json, read_records
 from tightrope.runs.folder import ESTIMATED, EXACT, SPLITS, Run
+from tightrope.runs.found import read_objects, read_result
+from tightrope.runs.history import total
+from tightrope.runs.summary import Certification
 from tightrope.study.experiment import Claim, Verdict
-from tightrope.training.settings import Settings
+from tightrope.training.settings import Settings, stored_settings
 
 Array = np.ndarray
-_SUMMARY = {"samples", "natural", "adversarial", "certified", "unknown", "stages", "seconds"}
-_SUMMARY |= {"complete", "settings"}
 
 
 class Missing(Exception):
@@ -39,27 +38,29 @@ class Measured:
         self.run = Run(folder)
         self.name = folder.name
 
-    def _read(self, file: str) -> Any:
+    def _read(self, file: str) -> dict[str, Any]:
         path = self.run.folder / file
         if not path.exists():
             raise Missing(f"{path} is missing (a measurement)")
         with _damaged():
-            return read_json(path, "a measurement")
+            return read_result(path, "a measurement").whole()
 
     @cached_property
     def settings(self) -> Settings:
         """The settings of the training."""
         with _damaged():
-            return self.run.settings()
+            return stored_settings(self.run)
 
     @cached_property
     def certification(self) -> dict[str, Any]:
         """The summary of a certification that came to its end."""
         found = self._read(self.run.certification.name)
-        if isinstance(found, dict) and found.get("complete") is False:
+        if found.get("complete") is False:
             raise Missing(f"the certification of {self.name} is not finished")
-        if not _is_summary(found):
-            raise Damaged(f"the certification of {self.name} is damaged")
+        try:
+            Certification.from_json(found)
+        except ValueError as error:
+            raise Damaged(f"the certification of {self.name} is damaged: {error}") from None
         with _damaged():
             changed = self.run.changes(found["settings"]) if self.run.weights.exists() else []
         if changed:
@@ -71,8 +72,7 @@ class Measured:
     def estimates(self) -> dict[str, Any]:
         """The estimated margins: `settings`, and a list of numbers by estimator."""
         found = self._read(ESTIMATED)
-        parts = [found.get(n) for n in ("settings", "margins")] if isinstance(found, dict) else [0]
-        if not all(isinstance(part, dict) for part in parts):
+        if not all(isinstance(found.get(part), dict) for part in ("settings", "margins")):
             raise Damaged(f"{ESTIMATED} of {self.name} is damaged")
         return found
 
@@ -95,7 +95,7 @@ class Measured:
         """The exact margins, one record per sample."""
         path = self.run.folder / EXACT
         with _damaged():
-            records = read_lines(path)[1:] if path.exists() else []
+            records = read_objects(path).whole("remove it, and it is computed again")[1:]
         if not records:
             raise Missing(f"{self.name} has no exact margins")
         if not all(map(_is_exact, records)):
@@ -148,7 +148,7 @@ class Measured:
     @property
     def training_seconds(self) -> float:
         """Seconds of training, without validation."""
-        return float(sum(record["seconds"] for record in self.history))
+        return total(self.history, "seconds")
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
@@ -259,36 +259,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 <= value <= 1
-
-
-def _is_summary(found: Any) -> bool:
-    """Return whether something is the summary of a certification."""
-    if not isinstance(found, dict) or not set(found) >= _SUMMARY:
-        return False
-    stages = found["stages"]
-    numbers = (
-        _is_count(found["samples"]) and found["samples"] > 0,
-        _is_count(found["unknown"]),
-        _is_number(found["seconds"]),
-        _is_share(found["natural"]),
-        _is_share(found["certified"]),
-        found["adversarial"] is None or _is_share(found["adversarial"]),
-    )
-    return (
-        all(numbers)
-        and isinstance(found["settings"], dict)
-        and isinstance(stages, dict)
-        and all(isinstance(s, dict) and _is_count(s.get("verified", 0)) for s in stages.values())
-    )
-
-
-def _is_exact(record: Any) -> bool:
+def _is_exact(record: Mapping[str, Any]) -> bool:
     """Return whether a record brackets a worst margin."""
     return (
-        isinstance(record, dict)
-        and _is_count(record.get("index"))
+        _is_count(record.get("index"))
         and isinstance(record.get("by"), str)
         and all(_is_number(record.get(end)) for end in ("lower", "upper"))
     )
@@ -309,14 +283,3 @@ def doubt(groups: Iterable[Sequence[float]]) -> str:
     if max(means) - min(means) < max(map(statistics.stdev, groups)):
         return " (within the deviation over seeds)"
     return ""
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a .jsonl file, without a last line that a kill left torn."""
-    content = read_records(path)
-    whole = content[: content.rfind(b"\n") + 1]
-    try:
-        records = [parse_json(line) for line in whole.decode("utf-8").splitlines()]
-    except ValueError:
-        raise UserError(f"{path} is damaged; remove it, and it is computed again") from None
-    return records

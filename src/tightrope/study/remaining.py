@@ -8,13 +8,13 @@ from typing import Any
 
 from tightrope import data
 from tightrope.errors import UserError
-from tightrope.limits import JSON_BYTES
 from tightrope.radius import format_radius, parse_radius
-from tightrope.reading import parse_json, read_bytes
+from tightrope.runs.examination import load_data
 from tightrope.runs.folder import ESTIMATED, EXACT, SPLITS, Run
-from tightrope.study.measured import read_lines
+from tightrope.runs.found import read_objects, read_result
+from tightrope.runs.journal import read_journal
 from tightrope.study.plans import Plan
-from tightrope.training.settings import Settings, read_toml
+from tightrope.training.settings import Settings
 
 
 def unfinished(plan: Plan, folder: Path) -> list[str]:
@@ -35,7 +35,7 @@ def _trained(plan: Plan, run: Run) -> bool:
     if not (run.config.exists() and run.weights.exists() and run.checkpoint.exists()):
         return False
     try:
-        stored = read_toml(run.config)
+        stored = run.values()
         before = Settings.parse(stored)
         wanted = Settings.parse({**stored, **plan.wanted()})
         return wanted.to_table() == before.to_table() and len(run.history()) == before.epochs
@@ -59,12 +59,11 @@ def _same_samples(run: Run) -> bool:
     settings = run.settings()
     if settings.data in data.dataset_names() or not run.journal.exists():
         return True
-    place = Path(settings.data_dir) if settings.data_dir else None
     try:
-        records = read_lines(run.journal)
-        known = {r["index"]: r["fingerprint"] for r in records if "fingerprint" in r}
-        return data.load_dataset(settings.data, place).changed_sample(known) is None
-    except (UserError, KeyError, TypeError):
+        records = read_journal(run.journal).whole()
+        known = {r.index: r.fingerprint for r in records if r.fingerprint is not None}
+        return load_data(settings.data, settings.data_dir).changed_sample(known) is None
+    except UserError:
         return False  # certifying will say what is wrong
 
 
@@ -80,12 +79,10 @@ def _exact(plan: Plan, run: Run) -> bool:
         return True
     if not path.exists():
         return False
-    try:
-        header, *records = read_lines(path) or [{}]
-    except UserError:
+    found = read_objects(path)
+    if found.damage is not None:
         return False  # computing it will say what is wrong
-    if not all(isinstance(record, dict) for record in (header, *records)):
-        return False
+    header, *records = found.content or [{}]
     compared = sum("milp" in record for record in records)
     enough = len(records) >= plan.exact["samples"] and compared >= plan.exact["milp"]
     return enough and _same(header, run, exact_settings(plan))
@@ -119,13 +116,10 @@ def _plain(value: Any) -> Any:
 
 
 def _settings(path: Path, *, complete: bool = False) -> dict[str, Any]:
-    try:
-        found = parse_json(read_bytes(path, JSON_BYTES))
-        if complete and not found["complete"]:
-            return {}
-        return dict(found["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    found = read_result(path, "a measurement").content
+    settings = found.get("settings")
+    done = found.get("complete") or not complete
+    return settings if done and isinstance(settings, dict) else {}
 
 
 def _same(settings: Mapping[str, Any], run: Run, wanted: Mapping[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from tightrope.training.objectives import IBP, PGD, SABR, TAPS, Objective
 from tightrope.training.objectives.propagation import evaluation_batch
 from tightrope.training.objectives.regions import adversarial_points
 from tightrope.training.objectives.taps import LatentAttack
+from tightrope.training.settings import stored_settings
 
 BATCH = 250
 
@@ -178,4 +179,4 @@ def trained_split(run: Run, graph: Graph) -> int:
     A classifier without any is not attacked: interval bounds have a name of their own.
     """
     smallest = min((relus for relus in graph.cuts() if relus), default=0)
-    return int(run.settings().options.get("classifier_relus", 0)) or smallest
+    return int(stored_settings(run).options.get("classifier_relus", 0)) or smallest

@@ -11,17 +11,19 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from tightrope.errors import UserError, shorten, unknown_name
-from tightrope.limits import TOML_BYTES
 from tightrope.radius import format_radius, parse_radius
-from tightrope.reading import parse_toml, read_text
+from tightrope.reading import MADE_WITH
+from tightrope.reading import flatten as flatten
 from tightrope.training import parsing
 from tightrope.training.parsing import parse_setting, setting
+
+if TYPE_CHECKING:
+    from tightrope.runs import Run
 
 _count = parsing.optional(parsing.whole(1))
 _LARGEST = 1e30  # optimisers count in single precision
@@ -194,9 +196,9 @@ class Settings:
         }
         return {**table, section(self.method): options} if options else table
 
-    def to_toml(self) -> str:
-        """Return the text of `config.toml`."""
-        return tomli_w.dumps(self.to_table())
+    def to_toml(self, made_with: Mapping[str, Any] | None = None) -> str:
+        """Return the text of `config.toml`; what the run is made with is no setting."""
+        return tomli_w.dumps(self.to_table() | ({MADE_WITH: made_with} if made_with else {}))
 
 
 def _fields() -> list[dataclasses.Field[Any]]:
@@ -224,26 +226,10 @@ def describe_settings() -> list[tuple[str, Any, str]]:
     return [(f.name, f.default, f.metadata["help"]) for f in _fields()]
 
 
-def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn `{"ibp": {"weight": 1}}` into `{"ibp.weight": 1}`."""
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}.{option}": v for option, v in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a flat set of settings from a TOML file."""
+def stored_settings(run: Run) -> Settings:
+    """Return the settings of a run, each of them checked."""
+    stored = run.values()
     try:
-        return flatten(parse_toml(read_text(path, TOML_BYTES)))
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing (the settings of the run)") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: not valid TOML ({error})") from None
+        return Settings.parse(stored)
+    except UserError as error:
+        raise UserError(f"{run.config}: {error}") from None

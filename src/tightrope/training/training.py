@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,22 @@ from tightrope import data, nets
 from tightrope.devices import pick_device
 from tightrope.errors import UserError, shorten
 from tightrope.files import write_text
+from tightrope.reading import MADE_WITH
 from tightrope.runs import Run
+from tightrope.runs.config import train_arguments, write
 from tightrope.runs.lock import Wait
 from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
-from tightrope.training.objectives import METHODS, Objective, section
+from tightrope.training.objectives import METHODS, Objective, method_options, section
 from tightrope.training.presets import load_preset
-from tightrope.training.settings import Settings, flatten, read_toml
+from tightrope.training.settings import Settings, describe_settings, flatten
 from tightrope.training.trainer import Progress, Trainer
+from tightrope.version import versions
 
 # Data sets whose networks normalise their inputs unless told otherwise (the paper's Appendix B).
 NORMALIZED = ("cifar10", "tinyimagenet", "tinyimagenet-64")
 NETWORK_ARGUMENTS = ("width", "hidden", "depth", "blocks", "batch_norm")
+# Settings that a command says even if they are the default.
+MAIN = ("data", "net", "method", "eps", "epochs", "seed")
 EVALUATION_BATCH = 1000
 
 
@@ -138,7 +144,7 @@ def _own_settings(method: Objective) -> dict[str, Any]:
 
 def _stored_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of the run to resume; what is given must agree with them."""
-    stored = read_toml(run.config)
+    stored = run.values()
     wanted = Settings.parse({**stored, **given}).to_table()
     before = Settings.parse(stored).to_table()
     changed = [name for name in wanted if wanted[name] != before.get(name)]
@@ -148,6 +154,15 @@ def _stored_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
             "resume without them, or start over with --force"
         )
     return stored
+
+
+def chosen(settings: Settings) -> dict[str, Any]:
+    """Return the main settings, and all others that are not the default, in one flat table."""
+    defaults = {name: default for name, default, _ in describe_settings()}
+    options = method_options(settings.method)
+    defaults |= {f"{section(settings.method)}.{k}": f.default for k, f in options.items()}
+    table = flatten(settings.to_table())
+    return {k: v for k, v in table.items() if k in MAIN or write(v) != write(defaults[k])}
 
 
 class _Session:
@@ -191,7 +206,13 @@ class _Session:
         """Make the run folder; nothing is written before everything else has been checked."""
         self.run.clear()
         # Replaced last, and atomically: a full disk does not cost an earlier run its settings.
-        write_text(self.run.config, self.settings.to_toml())
+        write_text(self.run.config, self.settings.to_toml(self._made_with()))
+
+    def _made_with(self) -> dict[str, Any]:
+        """Return what the numbers of a run depend on besides its settings, and how to repeat it."""
+        computed = {"device": str(self.device), "threads": torch.get_num_threads()}
+        command = shlex.join(train_arguments(chosen(self.settings)))
+        return {**versions(), **computed, "command": command}
 
     def restore(self) -> None:
         """Continue where the checkpoint is."""
@@ -222,7 +243,7 @@ class _Session:
 
         def on_epoch(trainer: Trainer, record: dict[str, Any], selected: bool) -> None:
             # The checkpoint comes last: a kill before it repeats the epoch, to the same end.
-            self.history.append(record)
+            self.history.append({**record, MADE_WITH: versions()})
             self.run.write_history(self.history)
             if selected:
                 nets.save(trainer.module, self.architecture, self.run.folder)

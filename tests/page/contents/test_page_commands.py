@@ -11,9 +11,12 @@ import pytest
 from tightrope.cli.evaluate import certify
 from tightrope.cli.train import parse_pairs, train
 from tightrope.page.contents.commands import certify_command, repeat_commands, train_command
+from tightrope.reading import flatten
+from tightrope.runs.config import train_arguments
 from tightrope.training.objectives import METHODS
 from tightrope.training.presets import load_preset
 from tightrope.training.settings import Settings
+from tightrope.training.training import chosen
 
 
 def understood(command: str) -> tuple[Path, Settings]:
@@ -34,12 +37,31 @@ def resolved(**given: Any) -> Settings:
     )
 
 
+def commands_of(settings: Settings, folder: str = "runs/a") -> list[str]:
+    """Return the command that a folder remembers, and the one of a folder that does not."""
+    table = settings.to_table()
+    made_with = {"command": shlex.join(train_arguments(chosen(settings))), "threads": 2}
+    return [
+        train_command({**table, "made_with": made_with}, Path(folder)),
+        train_command(table, Path(folder)),
+    ]
+
+
+def assert_repeated(settings: Settings) -> None:
+    short, complete = commands_of(settings)
+    assert understood(short)[1].resolve(normalize=True, network={}) == settings
+    assert understood(complete)[1].resolve(normalize=True, network={}) == settings
+    assert len(short) < len(complete)
+    for name in flatten(settings.to_table()):
+        assert f"--{name.replace('_', '-')} " in complete or f"{name}=" in complete
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method(method: str) -> None:
     settings = resolved(method=method, eps="8/255", epochs=7)
-    out, again = understood(train_command(settings, Path("runs/a b'c")))
-    assert out == Path("runs/a b'c")
-    assert again.resolve(normalize=True, network={}) == settings
+    assert_repeated(settings)
+    for command in commands_of(settings, "runs/a b'c"):
+        assert understood(command)[0] == Path("runs/a b'c")
 
 
 @pytest.mark.parametrize(
@@ -53,16 +75,31 @@ def test_every_method(method: str) -> None:
     ],
 )
 def test_settings_of_every_kind(given: dict[str, Any]) -> None:
-    settings = resolved(**given)
-    _, again = understood(train_command(settings, Path("runs/a")))
-    assert again.resolve(normalize=True, network={}) == settings
+    assert_repeated(resolved(**given))
 
 
 @pytest.mark.parametrize("name", ["demo", "paper/tiny-ibp"])
 def test_presets(name: str) -> None:
-    settings = resolved(**load_preset(name))
-    _, again = understood(train_command(settings, Path("x")))
-    assert again.resolve(normalize=True, network={}) == settings
+    assert_repeated(resolved(**load_preset(name)))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["tightrope train; rm -rf x", "rm -rf x", "tightrope train 'x", 3, ["tightrope", "train"], {}],
+)
+def test_what_is_no_command_of_ours_is_not_shown(command: Any) -> None:
+    table = resolved().to_table()
+    shown = train_command({**table, "made_with": {"command": command}}, Path("a"))
+    assert shown == train_command(table, Path("a"))
+
+
+def test_a_folder_cannot_slip_in_another_command() -> None:
+    """Whatever it remembers, what is shown is one `tightrope train` with plain words behind it."""
+    hostile = "tightrope train --seed 3 ; rm -rf x && $(y) `z` > w | v\nu"
+    shown = train_command({"made_with": {"command": hostile}}, Path("a"))
+    assert shown == (
+        "tightrope train --out a --seed 3 ';' rm -rf x '&&' '$(y)' '`z`' '>' w '|' v u"
+    )
 
 
 def test_certify() -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tightrope.training.objectives import method_options, section
-from tightrope.training.settings import Settings, describe_settings, flatten
+from tightrope.reading import MADE_WITH, flatten
+from tightrope.runs.config import train_arguments, write
 
-# Settings that have an option of their own.
-OPTIONS = ("data", "data_dir", "net", "method", "eps", "epochs", "seed", "device")
-ALWAYS = ("data", "net", "method", "eps", "epochs", "seed")
 CERTIFY = ("eps", "start", "samples", "stages", "timeout", "steps", "restarts", "seed")
 
 
 def repeat_commands(
-    settings: Settings | None, folder: Path, certification: Mapping[str, Any]
+    settings: Mapping[str, Any] | None, folder: Path, certification: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Return the commands that train and certify such a run; those that are known."""
     commands = []
@@ -28,53 +25,39 @@ def repeat_commands(
     return tuple(commands)
 
 
-def train_command(settings: Settings, folder: Path) -> str:
-    """Return `tightrope train` with every setting that is not the default."""
-    table = flatten(settings.to_table())
-    defaults = {name: default for name, default, _ in describe_settings()}
-    own = section(settings.method)
-    for name, option in method_options(settings.method).items():
-        defaults[f"{own}.{name}"] = option.default
-    parts = ["tightrope train", f"--out {shlex.quote(str(folder))}"]
-    for name in OPTIONS:
-        if name in table and (name in ALWAYS or _differs(table[name], defaults[name])):
-            parts.append(f"--{name.replace('_', '-')} {shlex.quote(_write(table[name]))}")
-    for name, value in table.items():
-        if name not in OPTIONS and _differs(value, defaults[name]):
-            parts.append(f"--set {shlex.quote(f'{name}={_write(value)}')}")
-    return _wrap(parts)
+def train_command(table: Mapping[str, Any], folder: Path) -> str:
+    """Return the `tightrope train` that `config.toml` remembers, else one with all its settings."""
+    made_with = table.get(MADE_WITH)
+    try:
+        words = shlex.split(str(made_with["command"])) if isinstance(made_with, Mapping) else []
+    except (KeyError, ValueError):
+        words = []
+    # Each word is quoted anew: whatever the file says, it is one command, and ours.
+    if words[:2] != ["tightrope", "train"]:
+        words = train_arguments(flatten(table))
+    return _wrap(["tightrope", "train", "--out", str(folder), *words[2:]])
 
 
 def certify_command(settings: Mapping[str, Any], folder: Path) -> str:
     """Return `tightrope certify` with the settings of a certification."""
-    parts = [f"tightrope certify {shlex.quote(str(folder))}"]
-    for name in CERTIFY:
-        if name in settings:
-            parts.append(f"--{name} {shlex.quote(_write(settings[name]))}")
-    return _wrap(parts)
+    options = ((f"--{name}", write(settings[name])) for name in CERTIFY if name in settings)
+    return _wrap(
+        ["tightrope", "certify", str(folder), *(word for pair in options for word in pair)]
+    )
 
 
-def _differs(value: Any, default: Any) -> bool:
-    return bool(_write(value) != _write(default))
-
-
-def _write(value: Any) -> str:
-    """Return a value as the command line takes it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return ",".join(map(_write, value)) or "[]"
-    return str(value)
-
-
-def _wrap(parts: list[str], width: int = 88) -> str:
-    """Break a command into lines that a shell takes as one."""
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(part) < width:
+def _wrap(words: Iterable[str], width: int = 88) -> str:
+    """Break a command before options, into lines that a shell takes as one."""
+    lines: list[str] = []
+    parts: list[str] = []
+    for word in words:
+        if parts and not word.startswith("--"):
+            parts[-1] += f" {shlex.quote(word)}"
+        else:
+            parts.append(shlex.quote(word))
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) < width:
             lines[-1] += f" {part}"
         else:
-            lines.append(f"    {part}")
+            lines.append(f"    {part}" if lines else part)
     return " \\\n".join(lines)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from tightrope import data
 from tightrope.errors import UserError
 from tightrope.page.content import Exhibit, Gallery, Sample
 from tightrope.page.overview import radius_value
 from tightrope.page.pictures import is_picture, picture, signed_picture
 from tightrope.runs import Run
+from tightrope.runs.examination import Dataset, load_data
 
 # How many samples of each kind are shown.
 SHOWN = 12
@@ -28,7 +27,7 @@ class Pictures:
     """Makes galleries; data sets are loaded once, however many runs share them."""
 
     def __init__(self) -> None:
-        self._datasets: dict[tuple[str, str | None], data.Dataset | str] = {}
+        self._datasets: dict[tuple[str, str | None], Dataset | str] = {}
 
     def gallery(
         self,
@@ -59,7 +58,7 @@ class Pictures:
             problem,
         )
 
-    def _load(self, settings: Mapping[str, Any]) -> data.Dataset | str:
+    def _load(self, settings: Mapping[str, Any]) -> Dataset | str:
         """Return the data set that the settings name, or why there is none."""
         name, where = settings.get("data"), settings.get("data_dir")
         if not isinstance(name, str):
@@ -67,7 +66,7 @@ class Pictures:
         place = where if isinstance(where, str) and where.lower() != "none" else None
         if (name, place) not in self._datasets:
             try:
-                loaded: data.Dataset | str = data.load_dataset(name, Path(place) if place else None)
+                loaded: Dataset | str = load_data(name, place)
             except UserError as error:
                 loaded = str(error)
             except OSError as error:
@@ -92,7 +91,7 @@ def choose(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     return falsified[:SHOWN], verified[:SHOWN]
 
 
-def _same(dataset: data.Dataset, samples: Sequence[Sample]) -> bool:
+def _same(dataset: Dataset, samples: Sequence[Sample]) -> bool:
     """Return whether samples are those of a data set, as far as their records tell."""
     labels = dataset.y_test.tolist()
     inside = all(0 <= s.index < len(labels) and labels[s.index] == s.label for s in samples)
@@ -106,7 +105,7 @@ class _Scene:
     def __init__(
         self,
         run: Run,
-        dataset: data.Dataset | None,
+        dataset: Dataset | None,
         module: nn.Module | None,
         radius: float | None,
     ) -> None:

@@ -1,4 +1,4 @@
-"""`tightrope.page`: one page about one or more runs."""
+"""`tightrope.report`: one page about one or more runs."""
 
 from __future__ import annotations
 

@@ -8,16 +8,17 @@ from typing import Any
 from torch import nn
 
 from tightrope.errors import UserError
-from tightrope.files import read_json
 from tightrope.page.content import Contents, Epoch, Skipped
-from tightrope.page.contents.certificate import LARGEST, Reading, read_certification
+from tightrope.page.contents.certificate import Reading, read_certification
 from tightrope.page.contents.commands import repeat_commands
 from tightrope.page.contents.gallery import OTHER_DATA, Pictures
 from tightrope.page.numbers import count, percent
-from tightrope.reading import parse_json, read_records
+from tightrope.reading import MADE_WITH, flatten
 from tightrope.runs import Run
-from tightrope.training.objectives import METHODS, method_options, section
-from tightrope.training.settings import Settings, describe_settings, read_toml
+from tightrope.runs.config import Config, read_config, unknown_settings
+from tightrope.runs.found import read_result
+from tightrope.runs.history import read_history
+from tightrope.runs.summary import LARGEST
 
 
 def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
@@ -28,8 +29,10 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
     if not any(f.exists() for f in (run.config, run.history_file, run.journal, run.certification)):
         empty = not any(run.folder.iterdir())
         return Skipped(folder, "empty" if empty else "not a run folder: it has no config.toml")
-    raw, settings, notices = _read_settings(run)
-    history, damage = _read_history(run)
+    table, settings, notices = _read_settings(run)
+    raw = flatten(table)
+    found = read_history(run.history_file)
+    history = [Epoch(number, _numbers(record)) for number, record in enumerate(found.content)]
     reading = read_certification(run)
     module, more = _read_network(run, settings, len(history), reading)
     further, unread = _further(run)
@@ -38,66 +41,50 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
     if gallery.problem == OTHER_DATA:
         text = "the certification is of other samples than those in the data set"
         more.append(f"{text}; certify again with --force")
-    notices += damage + more + list(reading.notices) + unread
+    notices += found.notices + more + list(reading.notices) + unread
     notices = [notice.replace(f"{folder}/", "") for notice in notices]
     if not raw and not history and reading.certificate is None:
         return Skipped(folder, "; ".join(notices))
     return Contents(
         name=run.folder.name or folder,
         folder=folder,
-        settings={name: _text(value) for name, value in raw.items()},
+        settings={name: _text(value) for name, value in {**raw, **_made_with(table)}.items()},
         history=tuple(history),
         annealing=_annealing(settings, history),
         certificate=reading.certificate,
         samples=reading.samples,
         gallery=gallery,
-        commands=repeat_commands(settings, run.folder, reading.settings),
+        commands=repeat_commands(table if settings else None, run.folder, reading.settings),
         further=further,
         notices=tuple(notices),
     )
 
 
-def _read_settings(run: Run) -> tuple[dict[str, Any], Settings | None, list[str]]:
+def _read_settings(run: Run) -> tuple[dict[str, Any], Config | None, list[str]]:
     """Return what config.toml says, and the settings it means if this version knows them all."""
+    found = read_config(run.config)
+    strange = unknown_settings(flatten(found.content))
+    if found.damage is not None:
+        return {}, None, found.notices
+    if strange:
+        names = ", ".join(strange[:5])
+        text = f"config.toml has settings that this version does not know ({names})"
+        return found.content, None, [f"{text}: a newer version wrote it, or another method"]
     try:
-        raw = read_toml(run.config)
+        return found.content, Config.of(found.content), []
     except UserError as error:
-        return {}, None, [str(error)]
-    method = raw.get("method", "ibp")
-    known = {name for name, _, _ in describe_settings()}
-    if isinstance(method, str) and method in METHODS:
-        known |= {f"{section(method)}.{option}" for option in method_options(method)}
-        strange = sorted(raw.keys() - known)
-        if strange:
-            names = ", ".join(strange[:5])
-            text = f"config.toml has settings that this version does not know ({names})"
-            return raw, None, [f"{text}: a newer version wrote it, or another method"]
-    try:
-        return raw, run.settings(), []
-    except UserError as error:
-        return raw, None, [str(error)]
+        return found.content, None, [f"{run.config}: {error}"]
 
 
-def _read_history(run: Run) -> tuple[list[Epoch], list[str]]:
-    """Return the epochs up to the first line that is damaged."""
-    try:
-        text = read_records(run.history_file).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return [], []
-    except UserError as error:
-        return [], [str(error)]
-    except OSError as error:
-        return [], [f"history.jsonl cannot be read: {error.strerror}"]
-    epochs: list[Epoch] = []
-    for number, line in enumerate(text.splitlines()):
-        try:
-            values = parse_json(line)
-            if values["epoch"] != number:
-                raise ValueError
-        except (ValueError, TypeError, KeyError):
-            return epochs, [f"history.jsonl is damaged at line {number + 1}; shown up to there"]
-        epochs.append(Epoch(number, {k: float(v) for k, v in values.items() if _is_number(v)}))
-    return epochs, []
+def _made_with(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the run was made with, by the names that the page shows."""
+    values = table.get(MADE_WITH)
+    shown = values.items() if isinstance(values, Mapping) else ()
+    return {f"{MADE_WITH}.{name}": value for name, value in shown if name != "command"}
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in record.items() if _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:
@@ -105,7 +92,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _read_network(
-    run: Run, settings: Settings | None, trained: int, reading: Reading
+    run: Run, settings: Config | None, trained: int, reading: Reading
 ) -> tuple[nn.Module | None, list[str]]:
     """Return the network if it is there and belongs to the results beside it."""
     notices = []
@@ -125,12 +112,12 @@ def _read_network(
         return None, [*notices, f"the network cannot be read: {error.strerror}"]
 
 
-def _annealing(settings: Settings | None, history: list[Epoch]) -> tuple[int, int] | None:
+def _annealing(settings: Config | None, history: list[Epoch]) -> tuple[int, int] | None:
     """Return the epochs between which the radius grows; the history shows it, too."""
-    if settings is not None and settings.annealing_epochs is not None:
-        start = settings.warmup_epochs
-        end = start + settings.annealing_epochs
-        return (start, end) if end > start else None
+    table = {} if settings is None else settings.table
+    start, length = (table.get(name) for name in ("warmup_epochs", "annealing_epochs"))
+    if type(start) is int and type(length) is int:
+        return (start, start + length) if length > 0 else None
     radii = [epoch.values.get("radius", 0.0) for epoch in history]
     growing = [i for i, radius in enumerate(radii) if 0 < radius < max(radii)]
     return (growing[0], growing[-1] + 1) if growing else None
@@ -155,15 +142,11 @@ def _further(run: Run) -> tuple[dict[str, str], list[str]]:
     for path, columns in sources:
         if not path.exists():
             continue
-        try:
-            values = read_json(path, "a result")
-        except UserError as error:
-            notices.append(str(error))
+        result = read_result(path, "a result")
+        notices += result.notices
+        if result.damage is not None:
             continue
-        except OSError as error:
-            notices.append(f"{path.name} cannot be read: {error.strerror}")
-            continue
-        found = values if isinstance(values, Mapping) else {}
+        found = result.content
         if not all(_is_number(found.get(column)) for column in columns):
             notices.append(f"{path.name} is damaged: its numbers are missing")
         for column, name in columns.items():
