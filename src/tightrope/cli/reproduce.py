@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 import tightrope as tr
-from tightrope.cli.output import console, fits, print_json, print_table
+from tightrope.cli.output import RunBars, console, fits, print_json, print_table
 from tightrope.cli.train import parse_pairs
 from tightrope.errors import UserError
 from tightrope.study.experiment import SCALES, Result, Table
@@ -140,43 +138,5 @@ def _display(quiet: bool) -> Iterator[Display]:
     if quiet:
         yield Silence()
         return
-    with _Bars() as bars:
+    with RunBars() as bars:
         yield bars
-
-
-class _Bars:
-    """A line per run that is at work, and one that stays when it has ended."""
-
-    def __init__(self) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            TextColumn("{task.fields[part]}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-        )
-        # Into a file or a pipe go results only, no bars.
-        disable = not console.is_terminal
-        self.bars = Progress(*columns, console=console, transient=True, disable=disable)
-        self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Bars:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.bars.stop()
-
-    def start(self, name: str) -> None:
-        """Add a line."""
-        self.tasks[name] = self.bars.add_task(name, total=None, part="")
-
-    def update(self, name: str, part: str, done: int, total: int) -> None:
-        """Move a bar."""
-        self.bars.update(self.tasks[name], completed=done, total=total, part=part)
-
-    def end(self, name: str, outcome: str) -> None:
-        """Replace a line by what came of the run."""
-        if name in self.tasks:
-            self.bars.remove_task(self.tasks.pop(name))
-        word = outcome if outcome in ("finished", "reused") else f"failed: {outcome}"
-        self.bars.console.print(f"run {name}: {word}", markup=False)
