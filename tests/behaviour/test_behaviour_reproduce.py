@@ -16,7 +16,7 @@ from processes import wait_until_gone
 import tightrope as tr
 from tightrope.study.experiments import EXPERIMENTS
 
-WORKER = "tightrope.study.work"  # part of the command line of a run's process
+WORKER = "spawn_main"  # part of the command line of a run's process
 # Makes every run of the equal budget one that takes a second.
 TINY = (
     *("net=mlp", "width=8", "depth=1", "batch_norm=false", "train_samples=400"),
