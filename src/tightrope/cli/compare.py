@@ -41,6 +41,7 @@ from tightrope.training.trainer import Progress
 @click.option("--wait", is_flag=True, help="Wait while another command uses a run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def compare(
+    *,
     methods: str,
     out: Path,
     seeds: int,

@@ -32,6 +32,7 @@ from tightrope.study.runner import Display, Silence
 @click.option("--wait", is_flag=True, help="Wait while another command uses a run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def reproduce(
+    *,
     name: str | None,
     listing: bool,
     scale: str,
