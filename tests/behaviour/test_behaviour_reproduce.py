@@ -115,7 +115,7 @@ def test_ctrl_c_and_again(commands: Commands, tmp_path: Path) -> None:
     )
     history = tmp_path / "out" / "runs" / "equal-taps" / "history.jsonl"
     # The run itself interrupts the command in one of its epochs, and then trains no further.
-    moment = Moment("change", 25, signal.SIGINT, to="parent", where=WORKER, wait=True)
+    moment = Moment("change", 30, signal.SIGINT, to="parent", where=WORKER, wait=True)
     moment = replace(moment, noted=str(tmp_path / "family"))
     outcome = commands.run(*arguments, cwd=tmp_path, moment=moment)
     assert outcome.code == 130, outcome

@@ -23,7 +23,6 @@ from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.measured import Measurements
 from tightrope.study.plans import Plan
 from tightrope.study.runner import carry_out_all
-from tightrope.study.work import Places
 
 SMALL = Plan(
     "small",
@@ -137,8 +136,8 @@ def test_without_matplotlib_there_are_tables(
 class Actor:
     """Does as the name of a plan says, instead of carrying it out."""
 
-    def __init__(self, places: Places, wait: bool) -> None:
-        self.places = places
+    def __init__(self, folder: Path, wait: bool) -> None:
+        self.folder = folder
 
     def __call__(self, plan: Plan, send: Any) -> None:
         if plan.name == "killed":
@@ -151,7 +150,7 @@ class Actor:
             raise tr.UserError("out of luck; start over with --force")
         if plan.name == "endless":
             time.sleep(PATIENCE)
-        (self.places.folder / plan.name).touch()
+        (self.folder / plan.name).touch()
 
 
 @pytest.fixture

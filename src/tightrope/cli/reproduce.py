@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -16,7 +15,6 @@ from tightrope.errors import UserError
 from tightrope.study.experiment import SCALES, Result, Table
 from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.output import to_json
-from tightrope.study.runner import Display, Silence
 
 
 @click.command()
@@ -59,7 +57,7 @@ def reproduce(
         return
     if name is None:
         raise UserError(f"name an experiment, or use --list: {', '.join(EXPERIMENTS)}")
-    with _display(as_json) as display:
+    with nullcontext() if as_json else RunBars() as display:
         result = tr.reproduce(
             name,
             scale=scale,
@@ -132,12 +130,3 @@ def _print(table: Table) -> None:
     print_table(table.title, [header[i] for i in ours], rows)
     if len(ours) < len(header):
         console.print("  beside the paper's numbers: table.md")
-
-
-@contextmanager
-def _display(quiet: bool) -> Iterator[Display]:
-    if quiet:
-        yield Silence()
-        return
-    with RunBars() as bars:
-        yield bars

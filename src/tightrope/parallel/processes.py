@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
 from types import ModuleType
@@ -106,30 +106,22 @@ class _Worker(Generic[Item]):
         code = self.process.exitcode or 0
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         reason = f" ({signal.strsignal(-code)})" if code < 0 else ""
-        return continue_later(f"{ATTEMPTS} times a worker process {how}{reason}", self.item)
-
-    @property
-    def item(self) -> Item | None:
-        """What it works on."""
-        return None if self.turn is None else self.turn.item
+        item = None if self.turn is None else self.turn.item
+        return continue_later(f"{ATTEMPTS} times a worker process {how}{reason}", item)
 
 
+@dataclass
 class _Crew(Generic[Item]):
     """All workers, and what is left for them."""
 
-    def __init__(
-        self,
-        task: bytes,
-        items: Iterator[Item],
-        watcher: Watcher[Item],
-        threads: int,
-        share: object,
-    ) -> None:
-        self.task, self.items, self.watcher = task, items, watcher
-        self.threads, self.share = threads, share
-        self.members: list[_Worker[Item]] = []
-        self.again: list[_Turn[Item]] = []  # those whose worker died
-        self.early_deaths = 0
+    task: bytes
+    items: Iterator[Item]
+    watcher: Watcher[Item]
+    threads: int
+    share: object
+    members: list[_Worker[Item]] = field(default_factory=list)
+    again: list[_Turn[Item]] = field(default_factory=list)  # those whose worker died
+    early_deaths: int = 0  # in a row
 
     def hire(self, count: int) -> None:
         """Start workers."""
@@ -174,6 +166,7 @@ class _Crew(Generic[Item]):
         if kind is Says.STARTED:
             worker.send(self.task)
         elif kind is Says.READY:
+            self.early_deaths = 0
             self._give(worker)
         elif turn is None:
             assert kind is Says.UNABLE

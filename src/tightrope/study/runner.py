@@ -17,7 +17,7 @@ from tightrope.errors import UserError
 from tightrope.parallel import Watcher, run_in_processes
 from tightrope.study.plans import Plan
 from tightrope.study.remaining import unfinished
-from tightrope.study.work import Places, Worker
+from tightrope.study.work import Worker, log_file
 
 
 class Display(Protocol):
@@ -76,10 +76,9 @@ def carry_out_all(
             todo.append(plan)
         else:
             display.end(plan.name, "reused")
-    places = Places(folder)
-    watcher = _Runs(places, display)
+    watcher = _Runs(folder, display)
     if todo:
-        task, workers = partial(Worker, places, wait), min(jobs, len(todo))
+        task, workers = partial(Worker, folder, wait), min(jobs, len(todo))
         run_in_processes(task, todo, watcher, workers=workers, threads=threads)
     return watcher.session
 
@@ -87,8 +86,8 @@ def carry_out_all(
 class _Runs(Watcher[Plan]):
     """Notes what becomes of the runs, and shows it."""
 
-    def __init__(self, places: Places, display: Display) -> None:
-        self.places, self.display = places, display
+    def __init__(self, folder: Path, display: Display) -> None:
+        self.folder, self.display = folder, display
         self.session = Session()
         self.began: dict[str, float] = {}
 
@@ -111,9 +110,10 @@ class _Runs(Watcher[Plan]):
         """Note the reason in one line; the other runs go on."""
         reason = " ".join(str(error).split())
         if not isinstance(error, UserError):
-            reason = f"{type(error).__name__}: {reason}"[:300] + f" (see {self.places.log(plan)})"
+            log = log_file(self.folder, plan)
+            reason = f"{type(error).__name__}: {reason}"[:300] + f" (see {log})"
         elif "--force" in reason:  # `reproduce` itself overwrites nothing
-            reason += f"; here: remove {self.places.run(plan)}"
+            reason += f"; here: remove {self.folder / 'runs' / plan.name}"
         self.session.failures[plan.name] = reason
         self._end(plan, reason)
 

@@ -6,7 +6,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,36 +81,21 @@ class _Epochs:
         self.watch("train", record["epoch"] + 1, self.epochs)
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where a study keeps what."""
-
-    folder: Path
-
-    def run(self, plan: Plan) -> Path:
-        """Return the folder of a run."""
-        return self.folder / "runs" / plan.name
-
-    def log(self, plan: Plan) -> Path:
-        """Return the file for whatever is printed on the way."""
-        return self.folder / "logs" / f"{plan.name}.log"
-
-
 class Worker:
     """Carries out plans in a process that has nothing else to do."""
 
-    def __init__(self, places: Places, wait: bool) -> None:
-        self.places, self.wait = places, wait
+    def __init__(self, folder: Path, wait: bool) -> None:
+        self.folder, self.wait = folder, wait
 
     def __call__(self, plan: Plan, send: Send) -> None:
         """Carry out a plan; send how far each part has come."""
-        log = self.places.log(plan)
+        log = log_file(self.folder, plan)
         log.parent.mkdir(parents=True, exist_ok=True)
         _print_to(log)
         try:
             carry_out(
                 plan,
-                self.places.run(plan),
+                self.folder / "runs" / plan.name,
                 threads=torch.get_num_threads(),
                 wait=self.wait,
                 watch=lambda *counts: send(counts),
@@ -121,6 +105,11 @@ class Worker:
         except Exception:
             traceback.print_exc()
             raise
+
+
+def log_file(folder: Path, plan: Plan) -> Path:
+    """Return the file for whatever is printed while a run is made."""
+    return folder / "logs" / f"{plan.name}.log"
 
 
 def _print_to(log: Path) -> None:
