@@ -6,16 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from tightrope import waiting
-from tightrope.certification import workers
-from tightrope.study.plans import Plan
-from tightrope.study.runner import carry_out_all
+from tightrope.parallel import Watcher, run_in_processes
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = Path(sys.executable).with_name("tightrope")
@@ -114,25 +110,15 @@ def test_openmp_reads_it_when_torch_is_imported(undecided: None) -> None:
     assert "GOMP_SPINCOUNT = '0'" in done.stderr or "GOMP" not in done.stderr
 
 
-def test_workers_of_a_certification(monkeypatch: pytest.MonkeyPatch, undecided: None) -> None:
+def test_workers(monkeypatch: pytest.MonkeyPatch, undecided: None) -> None:
     """Theirs are the threads of a process of ours, whoever started it."""
     seen: list[str | None] = []
-    task: Any = SimpleNamespace(run=SimpleNamespace(tidy=lambda: None))
 
-    def start(worker: workers._Worker) -> None:
+    def start(process: Any) -> None:
         seen.append(os.environ.get("OMP_WAIT_POLICY"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers._Worker, "start", start)
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", start)
     with pytest.raises(KeyboardInterrupt):
-        here, lock = torch.device("cpu"), SimpleNamespace(descriptor=None)
-        workers.decide_in_workers(task, [], here, print, print, lock, workers=1, threads=2)  # type: ignore[arg-type]
+        run_in_processes(print, [1], Watcher(), workers=1, threads=2)  # type: ignore[arg-type]
     assert seen == ["PASSIVE"] and "OMP_WAIT_POLICY" not in os.environ
-
-
-def test_workers_of_a_study(tmp_path: Path, undecided: None) -> None:
-    said = tmp_path / "said"
-    code = f"import os; open({str(said)!r}, 'w').write(os.environ['OMP_WAIT_POLICY'])"
-    command = [sys.executable, "-c", code]
-    carry_out_all([Plan("small", "demo", {})], tmp_path, jobs=1, threads=2, command=lambda: command)
-    assert said.read_text() == "PASSIVE" and "OMP_WAIT_POLICY" not in os.environ

@@ -64,6 +64,14 @@ def test_calling_again_uses_finished_runs(commands: Commands, comparison: Path) 
     assert len(entry["values"]["natural"]) == 2
 
 
+def test_several_jobs_print_the_same_table(commands: Commands, comparison: Path) -> None:
+    arguments = ("compare", "--methods", "ibp,taps", "--seeds", "2", "--out", comparison, *SHORT)
+    one, two = commands.run(*arguments), commands.run(*arguments, "--jobs", "2")
+    assert (two.code, two.err) == (0, "") and one.code == 0
+    table = one.out[one.out.index(str(comparison)) :]
+    assert two.out.endswith(table)
+
+
 def test_a_failing_run_is_reported_and_does_not_stop_the_others(
     commands: Commands, comparison: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +106,7 @@ def test_one_split_for_all(commands: Commands, tmp_path: Path) -> None:
         (("--methods", "ibp,ibp"), "different names"),
         (("--methods", ","), "different names"),
         (("--methods", "ibp", "--seeds", "0"), "seeds must lie in [1, 1000], got 0"),
+        (("--methods", "ibp", "--jobs", "0"), "jobs must be at least 1, got 0"),
         (("--methods", "ibp", "--set", "seed=3"), "use methods and seeds"),
         (("--methods", "ibp", "--set", "taps.weight=3"), "belongs to none of the methods"),
         (("--methods", "ibp", "--preset", "nowhere/{method}"), "unknown preset"),

@@ -195,13 +195,24 @@ def test_parent_killed_many_times_with_changing_jobs(
 def test_one_worker_killed(
     commands: Commands, run: Path, clean: tuple[Any, Any, dict[str, bytes]]
 ) -> None:
-    """One line says which samples it had; what the other one found is kept."""
+    """Another one takes its batch, and nobody notices: no sample is lost, none is there twice."""
     # More than a batch, so that both workers have begun.
     noted = str(run.parent / "family")
     moment = Moment("record", SAMPLES // 4, to="worker", noted=noted)
     outcome = commands.run(*CERTIFY, "--jobs", "2", cwd=run.parent, moment=moment)
-    assert_refused(outcome, "worker", "signal 9", "samples ", "again")
+    assert (outcome.code, outcome.err) == (0, "")
     wait_until_gone(moment.family(), PATIENCE)
+    assert lines(run) == SAMPLES and results(run) == clean
+    assert not temporary_files(run)
+
+
+def test_every_worker_killed_by_the_same_batch(
+    commands: Commands, run: Path, clean: tuple[Any, Any, dict[str, bytes]]
+) -> None:
+    """One line says which samples they had; what they found is kept."""
+    moment = Moment("change", 3, where=WORKER)  # in the middle of a batch
+    outcome = commands.run(*CERTIFY, "--jobs", "2", cwd=run.parent, moment=moment)
+    assert_refused(outcome, "3 times a worker", "signal 9", "samples ", "again")
     assert 0 < lines(run) < SAMPLES
     assert not temporary_files(run)
     finish(commands, run, 1, clean)
@@ -213,7 +224,7 @@ def test_workers_killed_before_they_began(
 ) -> None:
     moment = Moment("import torch.nn.functional", where=WORKER)
     outcome = commands.run(*CERTIFY, "--jobs", "2", cwd=run.parent, moment=moment)
-    assert_refused(outcome, "worker", "signal 9", "before its first batch", "again")
+    assert_refused(outcome, "3 times a worker", "signal 9", "before it began", "again")
     finish(commands, run, 2, clean)
 
 

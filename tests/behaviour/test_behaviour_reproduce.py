@@ -16,7 +16,7 @@ from processes import wait_until_gone
 import tightrope as tr
 from tightrope.study.experiments import EXPERIMENTS
 
-WORKER = "tightrope.study.work"  # part of the command line of a run's process
+WORKER = "spawn_main"  # part of the command line of a run's process
 # Makes every run of the equal budget one that takes a second.
 TINY = (
     *("net=mlp", "width=8", "depth=1", "batch_norm=false", "train_samples=400"),
@@ -115,7 +115,7 @@ def test_ctrl_c_and_again(commands: Commands, tmp_path: Path) -> None:
     )
     history = tmp_path / "out" / "runs" / "equal-taps" / "history.jsonl"
     # The run itself interrupts the command in one of its epochs, and then trains no further.
-    moment = Moment("change", 25, signal.SIGINT, to="parent", where=WORKER, wait=True)
+    moment = Moment("change", 30, signal.SIGINT, to="parent", where=WORKER, wait=True)
     moment = replace(moment, noted=str(tmp_path / "family"))
     outcome = commands.run(*arguments, cwd=tmp_path, moment=moment)
     assert outcome.code == 130, outcome

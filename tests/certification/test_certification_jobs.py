@@ -8,13 +8,11 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing
-import multiprocessing.spawn
-import os
+import pickle
 import shutil
-import signal
 import subprocess
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,7 @@ import torch
 from hangs import PATIENCE
 
 import tightrope as tr
-from tightrope.answer import Verdict
-from tightrope.certification import workers
+from tightrope.certification.deciding import Batch, Decider, Task
 from tightrope.runs import Run
 from tightrope.runs.journal import Record
 from tightrope.runs.lock import Lock
@@ -33,8 +30,6 @@ from tightrope.runs.lock import Lock
 certify_module = importlib.import_module("tightrope.certification.certifying")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -182,13 +177,12 @@ def test_workers_and_threads(
     """No more workers than batches, none for one, and each has its part of the threads."""
     asked: list[tuple[int, int]] = []
 
-    def instead(
-        task: Any, todo: Any, device: Any, add: Any, notice: Any, lock: Lock, **numbers: int
-    ) -> None:
-        asked.append((numbers["workers"], numbers["threads"]))
-        certify_module.decide_here(task, todo, device, add, notice)
+    def instead(task: Any, todo: Any, watcher: Any, **options: Any) -> None:
+        asked.append((options["workers"], options["threads"]))
+        assert isinstance(options["share"], Lock)
+        certify_module.run_here(task, todo, watcher)
 
-    monkeypatch.setattr(certify_module, "decide_in_workers", instead)
+    monkeypatch.setattr(certify_module, "run_in_processes", instead)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert certify(certifiable, jobs=jobs, samples=samples).complete
     assert asked == ([(workers, threads)] if workers > 1 else [])
@@ -205,120 +199,50 @@ def test_progress_within_a_long_batch(certifiable: Run, monkeypatch: pytest.Monk
 # --- parts, without processes -------------------------------------------------------------------
 
 
-def record(index: int) -> Record:
-    return Record(index, 0, 0, Verdict.VERIFIED, "ibp", 1.0, 0.5, {"ibp": 0.5})
-
-
-def batch() -> workers.Batch:
-    return workers.Batch(np.array([40, 41]), np.zeros((2, 2), np.float32), np.array([0, 1]))
-
-
-@pytest.mark.parametrize("torn", [b"", b"\x00", b"\x00\x00\x00\x50", b"\x00\x00\x00\x50abc"])
-def test_what_a_stopped_worker_had_sent_is_kept(torn: bytes) -> None:
-    worker = workers._Worker(CPU, 1, Lock(None))
-    worker.far_end.send(record(1))
-    worker.far_end.send(None)
-    worker.far_end.send(ValueError("of no interest any more"))
-    worker.far_end.send(record(2))
-    os.write(worker.far_end.fileno(), torn)
-    workers._stop([worker])
-    assert list(worker.last_records()) == [record(1), record(2)]
-    assert worker.pipe.closed or not list(worker.last_records())
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (MemoryError(), tr.UserError),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried"), tr.UserError),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), tr.UserError),
-        (RuntimeError("something else"), RuntimeError),
-        (OSError(28, "No space left on device", "x.npy"), OSError),
-        (tr.UserError("as it is"), tr.UserError),
-    ],
-)
-def test_errors_of_workers_are_explained(error: Exception, expected: type[Exception]) -> None:
-    told = workers._explained(workers._portable(error), batch())
-    assert type(told) is expected
-    if expected is tr.UserError and type(error) is not tr.UserError:
-        message = str(told)
-        assert "memory" in message and "samples 40 to 41" in message and "again" in message
-        assert "\n" not in message
-    else:
-        assert told is error
-
-
-def test_an_error_that_cannot_travel_is_told_in_words() -> None:
-    class Local(Exception):
-        """Not to be found by the parent."""
-
-    told = workers._portable(Local("lost luggage"))
-    assert type(told) is RuntimeError and "lost luggage" in str(told)
-
-
-@pytest.mark.parametrize(
-    ("code", "given", "fragments"),
-    [
-        (-signal.SIGKILL, True, ("signal 9 (Killed)", "samples 40 to 41", "again")),
-        (3, True, ("exit code 3", "samples 40 to 41", "again")),
-        (-signal.SIGSEGV, False, ("signal 11", "before its first batch", "again")),
-    ],
-)
-def test_the_end_of_a_worker_is_told_in_one_line(
-    code: int, given: bool, fragments: tuple[str, ...]
-) -> None:
-    class Ended:
-        exitcode = code
-
-        def join(self, timeout: float) -> None:
-            """It has ended already."""
-
-    worker = workers._Worker(CPU, 1, Lock(None))
-    worker.process = Ended()  # type: ignore[assignment]
-    worker.batch = batch() if given else None
-    message = str(worker.death())
-    assert "\n" not in message
-    for fragment in fragments:
-        assert fragment in message
-
-
-def test_workers_start_without_the_callers_script_and_without_interrupts() -> None:
-    script = sys.modules["__main__"]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with pytest.raises(_Stop), workers._on_their_own():
-        prepared = multiprocessing.spawn.get_preparation_data("worker")
-        assert not any(name.startswith("init_main") for name in prepared)
-        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        raise _Stop
-    assert sys.modules["__main__"] is script
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+def batch() -> Batch:
+    return Batch(np.array([40, 41]), np.zeros((2, 2), np.float32), np.array([0, 1]))
 
 
 def test_a_task_travels_with_its_weights(certifiable: Run) -> None:
     module, architecture = certifiable.network()
     settings = {"stages": ["ibp"], "steps": 1, "restarts": 1, "timeout": 1.0, "seed": 0}
-    task = workers.Task(
-        certifiable, module, architecture.input_shape, certifiable.settings().eps, settings
+    task = Task(
+        *(certifiable, module, architecture.input_shape, certifiable.settings().eps, settings),
+        torch.device("cpu"),
     )
-    near, far = multiprocessing.Pipe()
-    near.send_bytes(task.to_bytes())
-    near.send(batch())
-    near.send(batch())
-    ended = []
-
-    def serve() -> None:
-        with pytest.raises(EOFError):
-            workers._decide_all(far, "cpu")
-        ended.append(True)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    messages = [near.recv() for _ in range(7)]
-    near.close()
-    thread.join(PATIENCE)
-    expected = list(workers.Decider(task, CPU).decide(batch()))
-    assert ended and messages[0] is None and messages[3] is None and messages[6] is None
-    for got in (messages[1:3], messages[4:6]):
+    sent = pickle.dumps(partial(Decider, task))
+    certifiable.weights.unlink()
+    expected: list[Record] = []
+    Decider(task)(batch(), expected.append)
+    assert len(expected) == 2
+    work = pickle.loads(sent)()
+    for _ in range(2):
+        got: list[Record] = []
+        work(pickle.loads(pickle.dumps(batch())), got.append)
         assert [(r.index, r.verdict, r.margin) for r in got] == [
             (r.index, r.verdict, r.margin) for r in expected
         ]
+
+
+def test_what_a_dead_worker_had_sent_is_neither_lost_nor_doubled(
+    certifiable: Run, clean: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batch is decided again by another worker, who is told what is known."""
+    known: list[set[int]] = []
+
+    def instead(prepare: Any, items: Any, watcher: Any, **_: Any) -> None:
+        work = prepare()
+        for item in items:
+            sent: list[Record] = []
+            work(watcher.give(item), sent.append)
+            watcher.message(item, sent[0])  # and dies
+            again = watcher.give(item)
+            known.append(set(again.known))
+            for record in [*sent, *sent]:
+                watcher.message(again, record)
+            watcher.finished(again, None)
+
+    monkeypatch.setattr(certify_module, "run_in_processes", instead)
+    assert certify(certifiable, jobs=2).complete
+    assert len(lines(certifiable)) == 10 and results(certifiable) == results(clean)
+    assert len(known) == 5 and all(len(indices) == 1 for indices in known)

@@ -16,7 +16,7 @@ import tightrope as tr
 from tightrope.runs import Run
 
 certify_module = importlib.import_module("tightrope.certification.certifying")
-workers_module = importlib.import_module("tightrope.certification.workers")
+deciding_module = importlib.import_module("tightrope.certification.deciding")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -204,7 +204,7 @@ def test_the_summary_of_an_interrupted_certification_adds_up(
         def stop(*_: Any, **__: Any) -> None:
             raise _Stop
 
-        monkeypatch.setattr(workers_module, "decide", stop)
+        monkeypatch.setattr(deciding_module, "decide", stop)
     with pytest.raises(_Stop):
         certify(certifiable, progress=interrupt_after(batches))
     summary = json.loads(certifiable.certification.read_text())
@@ -226,7 +226,7 @@ def test_certifying_twice_does_nothing_the_second_time(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a sample was decided again")
 
-    monkeypatch.setattr(workers_module, "decide", refuse)
+    monkeypatch.setattr(deciding_module, "decide", refuse)
     assert certify(certifiable) == first
     assert {k: content for k, (content, _) in files(certifiable).items()} == before
     assert certifiable.journal.stat().st_mtime_ns == journal

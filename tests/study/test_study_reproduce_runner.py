@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
+import os
+import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hangs import PATIENCE
 
 import tightrope as tr
-from tightrope.study import output, reproducing
+from tightrope.study import output, reproducing, runner
 from tightrope.study.experiment import Column, Experiment, Findings, Picture, Table, Verdict
 from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.measured import Measurements
@@ -111,7 +116,7 @@ def test_figures_are_written(out: Path) -> None:
 def test_finished_runs_are_used_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only = replace(FAKE, plans=lambda scale: [SMALL])
     monkeypatch.setitem(EXPERIMENTS, "fake", only)
-    monkeypatch.setattr("subprocess.Popen", None)  # no process may be started
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", None)  # none may be started
     before = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*") if p.is_file()}
     recorder = Recorder()
     result = tr.reproduce("fake", out=out, display=recorder)
@@ -128,46 +133,66 @@ def test_without_matplotlib_there_are_tables(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "signal 9 (Killed)"),
-        ("print('nonsense'); print('[1]'); raise SystemExit(3)", "exit code 3"),
-        ('print(\'{"error": "ValueError: no"}\'); raise SystemExit(1)', "ValueError: no (see "),
-        ('print(\'{"error": "out of luck"}\'); raise SystemExit(1)', "out of luck"),
-    ],
-)
-def test_processes_that_die_are_told(tmp_path: Path, code: str, reason: str) -> None:
-    command = [sys.executable, "-c", code]
-    plans = [SMALL, replace(SMALL, name="other")]
-    session = carry_out_all(plans, tmp_path, jobs=2, threads=1, command=lambda: command)
-    assert set(session.failures) == {"small", "other"}
-    assert all(reason in text for text in session.failures.values())
+class Actor:
+    """Does as the name of a plan says, instead of carrying it out."""
+
+    def __init__(self, folder: Path, wait: bool) -> None:
+        self.folder = folder
+
+    def __call__(self, plan: Plan, send: Any) -> None:
+        if plan.name == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if plan.name == "ended":
+            os._exit(3)
+        if plan.name == "wrong":
+            raise ValueError("no\nreally")
+        if plan.name == "refused":
+            raise tr.UserError("out of luck; start over with --force")
+        if plan.name == "endless":
+            time.sleep(PATIENCE)
+        (self.folder / plan.name).touch()
 
 
-def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
+@pytest.fixture
+def actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "Worker", Actor)
+
+
+def test_processes_that_die_are_told(tmp_path: Path, actor: None) -> None:
+    """The others go on; those that died were tried again."""
+    names = ("killed", "fine", "ended", "wrong", "refused", "fine2")
+    plans = [replace(SMALL, name=name) for name in names]
+    recorder = Recorder()
+    session = carry_out_all(plans, tmp_path, jobs=2, threads=1, display=recorder)
+    reasons = session.failures
+    assert set(reasons) == {"killed", "ended", "wrong", "refused"}
+    assert "3 times" in reasons["killed"] and "signal 9 (Killed) on run killed" in reasons["killed"]
+    assert "exit code 3 on run ended" in reasons["ended"]
+    assert reasons["wrong"].startswith(f"ValueError: no really (see {tmp_path / 'logs'}")
+    assert reasons["refused"].endswith(f"--force; here: remove {tmp_path / 'runs' / 'refused'}")
+    assert recorder.ends == {**reasons, "fine": "finished", "fine2": "finished"}
+    assert set(session.seconds) == set(names)
+
+
+def test_an_interrupt_ends_all_processes(tmp_path: Path, actor: None) -> None:
     class Impatient(Recorder):
         def end(self, name: str, outcome: str) -> None:
             raise KeyboardInterrupt
 
-    marker = tmp_path / "marker"
-    sleeper = (
-        "import pathlib, sys, time, json\n"
-        "name = json.loads(sys.stdin.readline())['plan']['name']\n"
-        "if name == 'small': sys.exit()\n"
-        f"time.sleep({PATIENCE}); pathlib.Path({str(marker)!r}).touch()\n"
-    )
-    plans = [SMALL, *(replace(SMALL, name=f"other{i}") for i in range(3))]
+    plans = [replace(SMALL, name=name) for name in ("fine", "endless", "endless2")]
     with pytest.raises(KeyboardInterrupt):
-        carry_out_all(
-            plans,
-            tmp_path,
-            jobs=2,
-            threads=1,
-            display=Impatient(),
-            command=lambda: [sys.executable, "-c", sleeper],
-        )
-    assert not marker.exists()
+        carry_out_all(plans, tmp_path, jobs=2, threads=1, display=Impatient())
+    assert not (tmp_path / "endless").exists()
+    assert not multiprocessing.active_children()
+
+
+def test_what_a_run_prints_is_in_its_log(tmp_path: Path) -> None:
+    """Not among the results of the command; with the story of an error that nobody foresaw."""
+    broken = replace(SMALL, estimate={**SMALL.estimate, "estimators": ("unheard-of",)})
+    session = carry_out_all([broken], tmp_path, jobs=1, threads=1)
+    log = tmp_path / "logs" / "small.log"
+    assert f"(see {log})" in session.failures["small"]
+    assert "Traceback" in log.read_text() and "unheard-of" in log.read_text()
 
 
 @pytest.mark.parametrize(

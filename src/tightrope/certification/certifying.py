@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from tightrope import data
+from tightrope.certification.deciding import Batch, Decider, Task
 from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import check_timeout
 from tightrope.certification.stages import STAGES
-from tightrope.certification.workers import Batch, Task, decide_here, decide_in_workers
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.files import write_json
 from tightrope.graph import trace
+from tightrope.parallel import Watcher, run_here, run_in_processes
 from tightrope.radius import Radius, format_radius
 from tightrope.runs.examination import Examination, check_attack, examine
 from tightrope.runs.folder import FINGERPRINTS, Run, open_run
@@ -69,11 +70,7 @@ def certify(
     order in which they come. `progress` gets the summary so far, at least after each batch.
     """
     run = open_run(run)
-    for name in stages:
-        if name not in STAGES:
-            raise unknown_name("stage", name, STAGES)
-    if not stages or len(set(stages)) < len(stages):
-        raise UserError(f"stages must be different names out of: {', '.join(STAGES)}")
+    _check_stages(stages)
     check_attack(steps, restarts, seed)
     if jobs < 1:
         raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
@@ -92,14 +89,29 @@ def certify(
             "seed": seed,
             **run.fingerprints(),
         }
-        if force or not run.journal.exists():
-            run.clear_certification()  # without a journal, what else is there is a remnant
-        run.tidy()
-        records = _earlier_records(run, settings, examination)
-        session = _Session(run, examination, settings, records, progress)
-        # Written before the first sample, so that a journal always has its settings beside it.
-        write_json(run.certification, session.summary().to_json())
-        return session.decide_all(jobs, lock)
+        return _begin(run, examination, settings, force, progress).decide_all(jobs, lock)
+
+
+def _check_stages(stages: Sequence[str]) -> None:
+    for name in stages:
+        if name not in STAGES:
+            raise unknown_name("stage", name, STAGES)
+    if not stages or len(set(stages)) < len(stages):
+        raise UserError(f"stages must be different names out of: {', '.join(STAGES)}")
+
+
+def _begin(
+    run: Run, examination: Examination, settings: dict[str, Any], force: bool, progress: Progress
+) -> _Session:
+    """Start over, or go on from the records of earlier sessions."""
+    if force or not run.journal.exists():
+        run.clear_certification()  # without a journal, what else is there is a remnant
+    run.tidy()
+    records = _earlier_records(run, settings, examination)
+    session = _Session(run, examination, settings, records, progress)
+    # Written before the first sample, so that a journal always has its settings beside it.
+    write_json(run.certification, session.summary().to_json())
+    return session
 
 
 def _earlier_records(
@@ -161,7 +173,7 @@ def _batch_size(examination: Examination) -> int:
     return min(BATCH, max(SMALLEST_BATCH, NEURONS // neurons))
 
 
-class _Session:
+class _Session(Watcher[Batch]):
     """One certification, tied to its run folder."""
 
     def __init__(
@@ -177,29 +189,27 @@ class _Session:
         self.fingerprints: dict[int, str] = {}
         self.batch = _batch_size(examination)
         self.shown = time.monotonic()
+        self.journal = Journal(run.journal)
 
     def decide_all(self, jobs: int, lock: Lock) -> Certification:
         """Decide all samples that are still open, batch by batch."""
         batches = self._open_batches()
         workers = min(jobs, len(batches))
         todo = (self._batch(first) for first in batches)
-        device = self.examination.device
-        task = Task(
-            self.run,
-            self.examination.module,
-            self.examination.input_shape,
-            self.examination.eps,
-            self.settings,
+        known = self.examination
+        task = partial(
+            Decider,
+            Task(self.run, known.module, known.input_shape, known.eps, self.settings, known.device),
         )
-        with Journal(self.run.journal) as journal:
-            add = partial(self._add, journal)
+        with self.journal:
             if workers > 1:
                 threads = max(1, torch.get_num_threads() // jobs)
-                decide_in_workers(
-                    task, todo, device, add, self._notice, lock, workers=workers, threads=threads
-                )
+                try:
+                    run_in_processes(task, todo, self, workers=workers, threads=threads, share=lock)
+                finally:
+                    self.run.tidy()  # what a worker that was ended was just writing
             elif workers:
-                decide_here(task, todo, device, add, self._notice)
+                run_here(task, todo, self)
         summary = self.summary()
         assert summary.complete
         assert summary.verified + summary.falsified + summary.unknown == summary.samples
@@ -210,6 +220,23 @@ class _Session:
         """Summarise what is known so far."""
         total = len(self.examination.indices)
         return summarize(self.records.values(), total, self.settings)
+
+    def give(self, batch: Batch) -> Batch:
+        """Say which samples of a batch are known, also by a worker that died of the others."""
+        known = frozenset(i for i in batch.indices.tolist() if i in self.records)
+        return replace(batch, known=known)
+
+    def message(self, batch: Batch, record: Record) -> None:
+        """Write a record down, unless it is known."""
+        if record.index not in self.records:
+            record = replace(record, fingerprint=self.fingerprints[record.index])
+            self.records[record.index] = record
+            self.journal.append(record)
+        self._show(at_once=False)
+
+    def finished(self, batch: Batch, result: None) -> None:
+        """Report a batch."""
+        self._show(at_once=True)
 
     def _open_batches(self) -> list[int]:
         """Return the positions where batches with undecided samples begin.
@@ -228,17 +255,10 @@ class _Session:
         indices, x, labels = (t.cpu().numpy() for t in tensors)
         hashes = self.examination.data.fingerprints(tensors[0])
         self.fingerprints |= dict(zip(indices.tolist(), hashes, strict=True))
-        known = frozenset(i for i in indices.tolist() if i in self.records)
-        return Batch(indices, x, labels, known)
+        return Batch(indices, x, labels)
 
-    def _add(self, journal: Journal, record: Record) -> None:
-        if record.index not in self.records:
-            record = replace(record, fingerprint=self.fingerprints[record.index])
-            self.records[record.index] = record
-            journal.append(record)
-
-    def _notice(self, batch_finished: bool) -> None:
+    def _show(self, at_once: bool) -> None:
         now = time.monotonic()
-        if batch_finished or now - self.shown >= PROGRESS_SECONDS:
+        if at_once or now - self.shown >= PROGRESS_SECONDS:
             self.shown = now
             self.progress(self.summary())

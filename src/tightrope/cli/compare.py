@@ -10,6 +10,7 @@ import click
 
 import tightrope as tr
 from tightrope.cli.output import (
+    RunBars,
     console,
     percent,
     print_json,
@@ -21,6 +22,7 @@ from tightrope.cli.train import parse_pairs, planned_epochs
 
 if TYPE_CHECKING:
     from tightrope.study.comparing import Entry
+    from tightrope.training.step import StepResult
     from tightrope.training.trainer import Progress
 
 
@@ -37,15 +39,18 @@ if TYPE_CHECKING:
 @click.option("--epochs", help="Passes over the training set.  [70]")
 @click.option("--device", help="cpu, cuda, mps or auto.  [auto]")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
+@click.option("--jobs", type=int, default=1, help="Runs at a time.  [1]")
 @click.option("--wait", is_flag=True, help="Wait while another command uses a run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def compare(
+    *,
     methods: str,
     out: Path,
     seeds: int,
     samples: int,
     preset: str | None,
     pairs: tuple[str, ...],
+    jobs: int,
     wait: bool,
     as_json: bool,
     **options: str | None,
@@ -63,14 +68,18 @@ def compare(
     given |= parse_pairs(pairs)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     with ExitStack() as stack:
+        bars = stack.enter_context(RunBars()) if jobs > 1 and not as_json else None
 
         def watch(method: str, seed: int) -> Progress | None:
             if as_json:
                 return None
+            own = None if preset is None else preset.replace("{method}", method)
+            epochs = planned_epochs(own, given)
+            if bars is not None:
+                return _Line(bars, f"{method}, seed {seed}", epochs)
             stack.close()
             console.print(f"{method}, seed {seed}")
-            own = None if preset is None else preset.replace("{method}", method)
-            return stack.enter_context(training_bar(planned_epochs(own, given)))
+            return stack.enter_context(training_bar(epochs))
 
         result = tr.compare(
             names,
@@ -78,6 +87,7 @@ def compare(
             seeds=seeds,
             samples=samples,
             preset=preset,
+            jobs=jobs,
             wait=wait and tell_waiting,
             watch=watch,
             **given,
@@ -88,6 +98,21 @@ def compare(
         print_comparison(result)
     if any(entry.errors for entry in result.entries):
         raise SystemExit(1)
+
+
+class _Line:
+    """One of several trainings that run at the same time."""
+
+    def __init__(self, bars: RunBars, name: str, epochs: int) -> None:
+        self.bars, self.name, self.epochs = bars, name, epochs
+        bars.start(name)
+
+    def step(self, epoch: int, iteration: int, result: StepResult, radius: float) -> None:
+        """Show nothing: once per epoch is enough."""
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """Move the bar."""
+        self.bars.update(self.name, "train", record["epoch"] + 1, self.epochs)
 
 
 def print_comparison(result: tr.Comparison) -> None:

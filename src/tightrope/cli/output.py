@@ -170,3 +170,41 @@ def sample_bar(what: str, quiet: bool) -> Iterator[Any]:
         yield lambda done, total, status="": bar.update(
             task, completed=done, total=total, status=status
         )
+
+
+class RunBars:
+    """A line per run that is at work, and one that stays when it has ended."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            TextColumn("{task.fields[part]}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+        )
+        # Into a file or a pipe go results only, no bars.
+        disable = not console.is_terminal
+        self.bars = Progress(*columns, console=console, transient=True, disable=disable)
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> RunBars:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.bars.stop()
+
+    def start(self, name: str) -> None:
+        """Add a line."""
+        self.tasks[name] = self.bars.add_task(name, total=None, part="")
+
+    def update(self, name: str, part: str, done: int, total: int) -> None:
+        """Move a bar."""
+        self.bars.update(self.tasks[name], completed=done, total=total, part=part)
+
+    def end(self, name: str, outcome: str) -> None:
+        """Replace a line by what came of the run."""
+        if name in self.tasks:
+            self.bars.remove_task(self.tasks.pop(name))
+        word = outcome if outcome in ("finished", "reused") else f"failed: {outcome}"
+        self.bars.console.print(f"run {name}: {word}", markup=False)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 import tightrope as tr
-from tightrope.cli.output import console, fits, print_json, print_table
+from tightrope.cli.output import RunBars, console, fits, print_json, print_table
 from tightrope.cli.train import parse_pairs
 from tightrope.errors import UserError
 
 if TYPE_CHECKING:
     from tightrope.study.experiment import Result, Table
-    from tightrope.study.runner import Display
 
 
 @click.command()
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
 @click.option("--wait", is_flag=True, help="Wait while another command uses a run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def reproduce(
+    *,
     name: str | None,
     listing: bool,
     scale: str,
@@ -63,7 +61,7 @@ def reproduce(
         return
     if name is None:
         raise UserError(f"name an experiment, or use --list: {', '.join(EXPERIMENTS)}")
-    with _display(as_json) as display:
+    with nullcontext() if as_json else RunBars() as display:
         result = tr.reproduce(
             name,
             scale=scale,
@@ -139,52 +137,3 @@ def _print(table: Table) -> None:
     print_table(table.title, [header[i] for i in ours], rows)
     if len(ours) < len(header):
         console.print("  beside the paper's numbers: table.md")
-
-
-@contextmanager
-def _display(quiet: bool) -> Iterator[Display]:
-    from tightrope.study.runner import Silence
-
-    if quiet:
-        yield Silence()
-        return
-    with _Bars() as bars:
-        yield bars
-
-
-class _Bars:
-    """A line per run that is at work, and one that stays when it has ended."""
-
-    def __init__(self) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            TextColumn("{task.fields[part]}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-        )
-        # Into a file or a pipe go results only, no bars.
-        disable = not console.is_terminal
-        self.bars = Progress(*columns, console=console, transient=True, disable=disable)
-        self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Bars:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.bars.stop()
-
-    def start(self, name: str) -> None:
-        """Add a line."""
-        self.tasks[name] = self.bars.add_task(name, total=None, part="")
-
-    def update(self, name: str, part: str, done: int, total: int) -> None:
-        """Move a bar."""
-        self.bars.update(self.tasks[name], completed=done, total=total, part=part)
-
-    def end(self, name: str, outcome: str) -> None:
-        """Replace a line by what came of the run."""
-        if name in self.tasks:
-            self.bars.remove_task(self.tasks.pop(name))
-        word = outcome if outcome in ("finished", "reused") else f"failed: {outcome}"
-        self.bars.console.print(f"run {name}: {word}", markup=False)

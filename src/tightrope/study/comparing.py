@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tightrope.certification.certifying import certify
 from tightrope.errors import UserError, shorten
 from tightrope.files import refuse_links, write_json
 from tightrope.page.scatter import Point, draw_scatter
+from tightrope.parallel import Send, Watcher, run_here, run_in_processes
 from tightrope.runs import Run
 from tightrope.runs.examination import choose_samples
 from tightrope.runs.lock import Wait
@@ -71,6 +75,7 @@ def compare(
     seeds: int = 1,
     samples: int | None = 1000,
     preset: str | None = None,
+    jobs: int = 1,
     wait: Wait = False,
     watch: Callable[[str, int], Progress | None] = lambda method, seed: None,
     **settings: Any,
@@ -84,49 +89,148 @@ def compare(
     `samples` test samples, all of them if None. Bad settings of any method are refused before
     the first training. A run that fails is reported in its entry and does not stop the others;
     so is one that another command is working on, unless `wait` queues for it.
-    `watch(method, seed)` may return a progress display for a training. Writes
-    `comparison.json` and `figures/comparison.png`.
+    `watch(method, seed)` may return a progress display for a training. `jobs` runs are made at a
+    time, in processes that have their part of the threads: the values are the same as far as
+    rounding does not depend on the number of threads. Writes `comparison.json` and
+    `figures/comparison.png`.
     """
     out, flat = Path(out), flatten(settings)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give a folder as --out")
     refuse_links(out, ("comparison.json", "figures"))
     refuse_links(out / "figures")
-    _check(methods, seeds, flat)
-    asked = {
-        (method, seed): {
-            "out": out / f"{method}-{seed}",
-            "preset": None if preset is None else preset.replace("{method}", method),
-            "method": method,
-            "resume": Run(out / f"{method}-{seed}").config.exists(),
-            **_settings_of(method, flat),
-            "seed": seed,
-        }
-        for method in methods
-        for seed in range(seeds)
-    }
-    relus = _check_runs(list(asked.values()), samples)
-    entries = []
-    for method in methods:
-        entry = Entry(method, [], {column: [] for column in COLUMNS})
-        for seed in range(seeds):
-            run = Run(out / f"{method}-{seed}")
-            try:
-                train(progress=watch(method, seed), wait=wait, **asked[method, seed])
-                values = _measure(run, samples, relus, wait)
-            except UserError as error:
-                entry.errors.append(f"{run.folder}: {error}")
-                continue
-            entry.runs.append(str(run.folder))
-            for column, value in zip(COLUMNS, values, strict=True):
-                entry.values[column].append(value)
-        entries.append(entry)
+    _check(methods, seeds, jobs, flat)
+    asked = {method: _asked(method, seeds, out, preset, flat) for method in methods}
+    runs = [run for several in asked.values() for run in several]
+    relus = _check_runs(runs, samples)
+    made = _Made(watch, wait)
+    task, workers = partial(_Maker, samples, relus, bool(wait)), min(jobs, len(runs))
+    if workers > 1:
+        threads = max(1, torch.get_num_threads() // jobs)
+        run_in_processes(task, runs, made, workers=workers, threads=threads)
+    else:
+        run_here(task, runs, made)
+    entries = [made.entry(method, several) for method, several in asked.items()]
     picture = draw_scatter(_points(entries), out / "figures" / "comparison.png")
     drawn = None if picture is None else str(picture)
     result = Comparison(samples, entries, str(out), drawn, relus)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "comparison.json", asdict(result))
     return result
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A run that is asked for: the arguments of its training."""
+
+    arguments: dict[str, Any]
+    watched: bool = False
+
+    def __str__(self) -> str:
+        return str(self.run.folder)
+
+    @property
+    def run(self) -> Run:
+        return Run(self.arguments["out"])
+
+    def now(self) -> _Asked:
+        """Return it as it is now: a training that has begun is to be resumed."""
+        return replace(self, arguments={**self.arguments, "resume": self.run.config.exists()})
+
+
+def _asked(
+    method: str, seeds: int, out: Path, preset: str | None, settings: dict[str, Any]
+) -> list[_Asked]:
+    """Return the runs of one method."""
+    own = f"{section(method)}."
+    shared = {
+        "preset": None if preset is None else preset.replace("{method}", method),
+        "method": method,
+        **{k: v for k, v in settings.items() if "." not in k or k.startswith(own)},
+    }
+    return [
+        _Asked({**shared, "out": out / f"{method}-{seed}", "seed": seed}).now()
+        for seed in range(seeds)
+    ]
+
+
+class _Maker:
+    """Makes runs, in whatever process: train, certify, estimate."""
+
+    def __init__(self, samples: int | None, relus: int | None, wait: bool) -> None:
+        self.samples, self.relus, self.wait = samples, relus, wait
+
+    def __call__(self, asked: _Asked, send: Send) -> tuple[float, ...]:
+        """Return the values of the columns; send what a display wants to know."""
+        relay = _Relay(send)
+        wait = self.wait and relay.waiting
+        train(progress=relay if asked.watched else None, wait=wait, **asked.arguments)
+        certified = certify(asked.run, samples=self.samples, wait=wait)
+        latent = estimate(asked.run, samples=self.samples, classifier_relus=self.relus, wait=wait)
+        adversarial, seconds = certified.adversarial, asked.run.training_seconds()
+        assert adversarial is not None
+        return certified.natural, adversarial, latent.taps, certified.certified, seconds
+
+
+class _Relay:
+    """A progress display whose calls are those of another one, in the parent."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+
+    def step(self, *values: Any) -> None:
+        """Pass on an iteration."""
+        self.send(("step", values))
+
+    def epoch(self, *values: Any) -> None:
+        """Pass on an epoch."""
+        self.send(("epoch", values))
+
+    def waiting(self, *values: Any) -> None:
+        """Pass on what is waited for."""
+        self.send(("waiting", values))
+
+
+class _Made(Watcher[_Asked]):
+    """Collects what came of the runs, by their folders."""
+
+    def __init__(self, watch: Callable[[str, int], Progress | None], wait: Wait) -> None:
+        self.watch, self.wait = watch, wait
+        self.displays: dict[str, Progress | None] = {}
+        self.values: dict[str, tuple[float, ...]] = {}
+        self.errors: dict[str, str] = {}
+
+    def give(self, asked: _Asked) -> _Asked:
+        """Show that a run begins."""
+        if str(asked) not in self.displays:
+            which = asked.arguments["method"], asked.arguments["seed"]
+            self.displays[str(asked)] = self.watch(*which)
+        return replace(asked.now(), watched=self.displays[str(asked)] is not None)
+
+    def message(self, asked: _Asked, message: tuple[str, tuple[Any, ...]]) -> None:
+        """Show how far a run has come."""
+        name, values = message
+        if name != "waiting":
+            getattr(self.displays[str(asked)], name)(*values)
+        elif callable(self.wait):
+            self.wait(*values)
+
+    def finished(self, asked: _Asked, result: tuple[float, ...]) -> None:
+        """Note the values of a run."""
+        self.values[str(asked)] = result
+
+    def failed(self, asked: _Asked, error: Exception) -> None:
+        """Note what a user can mend; the other runs go on."""
+        if not isinstance(error, UserError):
+            raise error
+        self.errors[str(asked)] = f"{asked}: {error}"
+
+    def entry(self, method: str, asked: Sequence[_Asked]) -> Entry:
+        """Return the entry of a method."""
+        runs = [str(run) for run in asked if str(run) in self.values]
+        values = {c: [self.values[run][i] for run in runs] for i, c in enumerate(COLUMNS)}
+        errors = [self.errors[str(run)] for run in asked if str(run) in self.errors]
+        return Entry(method, runs, values, errors)
 
 
 def _points(entries: Sequence[Entry]) -> list[Point]:
@@ -141,13 +245,15 @@ def _points(entries: Sequence[Entry]) -> list[Point]:
     return points
 
 
-def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None:
+def _check(methods: Sequence[str], seeds: int, jobs: int, settings: dict[str, Any]) -> None:
     for method in methods:
         find_method(method)
     if not methods or len({*methods}) < len(methods):
         raise UserError("methods must be different names, for instance ibp,taps")
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"seeds must lie in [1, {MOST_SEEDS}], got {shorten(seeds)}")
+    if jobs < 1:
+        raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
     if "seed" in settings or "method" in settings:
         raise UserError("compare sets method and seed itself: use methods and seeds")
     sections = {section(method) for method in methods}
@@ -157,26 +263,11 @@ def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None
             raise UserError(f"{name} belongs to none of the methods {', '.join(methods)}")
 
 
-def _check_runs(asked: Sequence[dict[str, Any]], samples: int | None) -> int | None:
+def _check_runs(asked: Sequence[_Asked], samples: int | None) -> int | None:
     """Refuse what a training would refuse; return the split to estimate TAPS accuracy with."""
     splits = set()
-    for arguments in asked:
-        settings, dataset = check_training(**arguments)
+    for run in asked:
+        settings, dataset = check_training(**run.arguments)
         choose_samples(dataset, samples)
         splits.add(int(settings.options.get("classifier_relus", 0)))
     return max(splits) or None
-
-
-def _settings_of(method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that concern one method."""
-    own = f"{section(method)}."
-    return {k: v for k, v in settings.items() if "." not in k or k.startswith(own)}
-
-
-def _measure(run: Run, samples: int | None, relus: int | None, wait: Wait) -> tuple[float, ...]:
-    """Certify a trained run, and return the values of the columns."""
-    certified = certify(run, samples=samples, wait=wait)
-    latent = estimate(run, samples=samples, classifier_relus=relus, wait=wait)
-    adversarial = certified.adversarial
-    assert adversarial is not None
-    return certified.natural, adversarial, latent.taps, certified.certified, run.training_seconds()

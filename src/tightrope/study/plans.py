@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +40,13 @@ class Plan:
     minutes: float = 1.0
     optional: str | None = None
 
+    def __str__(self) -> str:
+        return f"run {self.name}"
+
     @property
     def method(self) -> str:
         """The training method."""
         return str(self.settings.get("method", load_preset(self.preset).get("method", "ibp")))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain values, for the process that carries it out."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Plan:
-        """Read what `to_json` wrote."""
-        return cls(**values)
 
     def wanted(self) -> dict[str, Any]:
         """Return all settings of the training that are asked for."""

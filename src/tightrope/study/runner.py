@@ -1,4 +1,4 @@
-"""Carrying out many plans, several at a time, each in a process of its own.
+"""Carrying out many plans, several at a time, in processes of their own.
 
 Every file that a run writes survives a kill, so stopping means killing: at most the epoch or
 sample in flight is done again the next time.
@@ -6,28 +6,22 @@ sample in flight is done again the next time.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from tightrope.files import open_to_append
+from tightrope.errors import UserError
+from tightrope.parallel import Watcher, run_in_processes
 from tightrope.study.plans import Plan
 from tightrope.study.remaining import unfinished
-from tightrope.waiting import sleeping_threads
+from tightrope.study.work import Worker, log_file
 
 
 class Display(Protocol):
-    """What shows the progress of runs; called from several threads."""
+    """What shows the progress of runs."""
 
     def start(self, name: str) -> None:
         """A run begins."""
@@ -68,7 +62,6 @@ def carry_out_all(
     threads: int,
     wait: bool = False,
     display: Display | None = None,
-    command: Callable[[], list[str]] = lambda: [sys.executable, "-m", "tightrope.study.work"],
 ) -> Session:
     """Make all runs in `folder/runs`, `jobs` at a time, each with `threads` threads.
 
@@ -77,139 +70,53 @@ def carry_out_all(
     logs are in `folder/logs`. However this ends, no process survives it.
     """
     display = display or Silence()
-    session, crew = Session(), _Crew(folder, threads, wait, display, command)
     todo = []
     for plan in sorted(plans, key=lambda plan: -plan.minutes):
         if unfinished(plan, folder / "runs" / plan.name):
             todo.append(plan)
         else:
             display.end(plan.name, "reused")
-    if not todo:
-        return session
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(crew.run, plan): plan for plan in todo}
-        try:
-            _collect(futures, session, display)
-        except BaseException:
-            crew.stop()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return session
+    watcher = _Runs(folder, display)
+    if todo:
+        task, workers = partial(Worker, folder, wait), min(jobs, len(todo))
+        run_in_processes(task, todo, watcher, workers=workers, threads=threads)
+    return watcher.session
 
 
-def _collect(
-    futures: dict[Future[tuple[str, float]], Plan], session: Session, display: Display
-) -> None:
-    waiting = set(futures)
-    while waiting:
-        # With a limit, since a wait without one cannot be interrupted everywhere.
-        done, waiting = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
-        for future in done:
-            name = futures[future].name
-            reason, session.seconds[name] = future.result()
-            if reason:
-                session.failures[name] = reason
-            display.end(name, reason or "finished")
+class _Runs(Watcher[Plan]):
+    """Notes what becomes of the runs, and shows it."""
 
+    def __init__(self, folder: Path, display: Display) -> None:
+        self.folder, self.display = folder, display
+        self.session = Session()
+        self.began: dict[str, float] = {}
 
-class _Crew:
-    """The processes that are at work."""
+    def give(self, plan: Plan) -> Plan:
+        """Note the beginning of a run; a worker that dies does not begin it anew."""
+        if plan.name not in self.began:
+            self.began[plan.name] = time.monotonic()
+            self.display.start(plan.name)
+        return plan
 
-    def __init__(
-        self,
-        folder: Path,
-        threads: int,
-        wait: bool,
-        display: Display,
-        command: Callable[[], list[str]],
-    ) -> None:
-        self.folder, self.threads, self.wait, self.display = folder, threads, wait, display
-        self.command = command
-        self.lock = threading.Lock()
-        self.alive: set[subprocess.Popen[str]] = set()
-        self.stopped = False
+    def message(self, plan: Plan, message: tuple[str, int, int]) -> None:
+        """Show how far a part has come."""
+        self.display.update(plan.name, *message)
 
-    def run(self, plan: Plan) -> tuple[str, float]:
-        """Carry out one plan; return the reason of its failure, if any, and the seconds."""
-        began = time.monotonic()
-        log = self.folder / "logs" / f"{plan.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        request = {
-            "plan": plan.to_json(),
-            "folder": str(self.folder / "runs" / plan.name),
-            "threads": self.threads,
-            "wait": self.wait,
-        }
-        with open_to_append(log, own_folder=True) as errors:
-            process = self._start(errors)
-            if process is None:
-                return "stopped", 0.0
-            try:
-                reason = self._follow(process, plan.name, request)
-            finally:
-                self._end(process)
-        if reason and "Error:" in reason:
-            reason += f" (see {log})"
-        return reason, time.monotonic() - began
+    def finished(self, plan: Plan, result: None) -> None:
+        """Note a run that is made."""
+        self._end(plan, "finished")
 
-    def stop(self) -> None:
-        """Kill all processes and start no more."""
-        with self.lock:
-            self.stopped = True
-            for process in self.alive:
-                process.kill()
+    def failed(self, plan: Plan, error: Exception) -> None:
+        """Note the reason in one line; the other runs go on."""
+        reason = " ".join(str(error).split())
+        if not isinstance(error, UserError):
+            log = log_file(self.folder, plan)
+            reason = f"{type(error).__name__}: {reason}"[:300] + f" (see {log})"
+        elif "--force" in reason:  # `reproduce` itself overwrites nothing
+            reason += f"; here: remove {self.folder / 'runs' / plan.name}"
+        self.session.failures[plan.name] = reason
+        self._end(plan, reason)
 
-    def _start(self, errors: Any) -> subprocess.Popen[str] | None:
-        environment = {**sleeping_threads(os.environ), "OMP_NUM_THREADS": str(self.threads)}
-        with self.lock:
-            if self.stopped:
-                return None
-            process = subprocess.Popen(
-                self.command(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                text=True,
-                # A terminal sends Ctrl-C to the whole group; only this process shall react.
-                start_new_session=True,
-            )
-            self.alive.add(process)
-            return process
-
-    def _follow(self, process: subprocess.Popen[str], name: str, request: dict[str, Any]) -> str:
-        assert process.stdin is not None and process.stdout is not None
-        self.display.start(name)
-        reason = ""
-        with suppress(OSError):  # if it died at once, its exit code tells
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-        for line in process.stdout:
-            message = _message(line)
-            if "error" in message:
-                reason = str(message["error"])
-            elif "part" in message:
-                self.display.update(name, message["part"], message["done"], message["total"])
-        code = process.wait()
-        if code < 0:
-            return f"its process was ended by signal {-code} ({signal.strsignal(-code)})"
-        return reason or (f"its process ended with exit code {code}" if code else "")
-
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # what was still to be written to a dead process
-                    pipe.close()
-        with self.lock:
-            self.alive.discard(process)
-
-
-def _message(line: str) -> dict[str, Any]:
-    """Read a line of a worker; libraries may print others."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}
+    def _end(self, plan: Plan, outcome: str) -> None:
+        self.session.seconds[plan.name] = time.monotonic() - self.began[plan.name]
+        self.display.end(plan.name, outcome)

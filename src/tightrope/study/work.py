@@ -1,23 +1,25 @@
-"""Carrying out one plan: train, certify, and measure what the experiments want to know.
-
-`python -m tightrope.study.work` does so in a process of its own: the plan comes as one line of
-JSON on standard input, progress goes to standard output as lines of JSON. When standard input is
-closed, which is what happens when the parent is gone, the process ends.
-"""
+"""Carrying out one plan: train, certify, and measure what the experiments want to know."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tightrope.certification.certifying import certify
 from tightrope.errors import UserError
+from tightrope.files import open_to_append
+from tightrope.parallel import Send
+from tightrope.runs import Run
+from tightrope.study import remaining
+from tightrope.study.margins import estimate_margins, exact_margins, measure_splits
 from tightrope.study.plans import Plan
+from tightrope.training.training import train
 
 # Says how far a part has come: part, done, total.
 Watch = Callable[[str, int, int], None]
@@ -30,12 +32,6 @@ def carry_out(
 
     With `wait`, a run folder that somebody else is working on is waited for.
     """
-    from tightrope.certification.certifying import certify
-    from tightrope.runs import Run
-    from tightrope.study import remaining
-    from tightrope.study.margins import estimate_margins, exact_margins, measure_splits
-    from tightrope.training.training import train
-
     run = Run(folder)
     queue = (lambda reason: watch("waiting", 0, 1)) if wait else False
     if "train" in remaining.unfinished(plan, folder):
@@ -85,50 +81,41 @@ class _Epochs:
         self.watch("train", record["epoch"] + 1, self.epochs)
 
 
-def main() -> int:
-    """Carry out the plan on standard input."""
-    request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    import torch
+class Worker:
+    """Carries out plans in a process that has nothing else to do."""
 
-    threads = int(request["threads"])
-    torch.set_num_threads(threads)
-    try:
-        plan = Plan.from_json(request["plan"])
-        folder, wait = Path(request["folder"]), bool(request.get("wait"))
-        carry_out(plan, folder, threads=threads, wait=wait, watch=_report)
-    except UserError as error:
-        text = " ".join(str(error).split())
-        # `reproduce` itself overwrites nothing.
-        hint = f"; here: remove {request['folder']}" if "--force" in text else ""
-        _say({"error": text + hint})
-        return 1
-    except Exception as error:
-        traceback.print_exc()
-        _say({"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]})
-        return 1
-    return 0
+    def __init__(self, folder: Path, wait: bool) -> None:
+        self.folder, self.wait = folder, wait
 
-
-def _report(part: str, done: int, total: int) -> None:
-    _say({"part": part, "done": done, "total": total})
+    def __call__(self, plan: Plan, send: Send) -> None:
+        """Carry out a plan; send how far each part has come."""
+        log = log_file(self.folder, plan)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        _print_to(log)
+        try:
+            carry_out(
+                plan,
+                self.folder / "runs" / plan.name,
+                threads=torch.get_num_threads(),
+                wait=self.wait,
+                watch=lambda *counts: send(counts),
+            )
+        except UserError:
+            raise
+        except Exception:
+            traceback.print_exc()
+            raise
 
 
-def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+def log_file(folder: Path, plan: Plan) -> Path:
+    """Return the file for whatever is printed while a run is made."""
+    return folder / "logs" / f"{plan.name}.log"
 
 
-def _end_with_parent() -> None:
-    """Wait for the end of standard input, then end this process, whatever it is doing."""
-    while sys.stdin.readline():
-        pass
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    # Threads of libraries that are still at work must not keep the process alive.
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def _print_to(log: Path) -> None:
+    """Let whatever this process prints from now on, libraries included, go to a file."""
+    with open_to_append(log, own_folder=True) as file:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # closed by whoever started the command
+                stream.flush()
+                os.dup2(file.fileno(), stream.fileno())

@@ -1,0 +1,78 @@
+"""Deciding batches of samples, in whatever process."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tightrope.certification.cascade import Samples, decide
+from tightrope.certification.stages import STAGES, StageSettings
+from tightrope.certification.subjects import Subject
+from tightrope.files import write_bytes
+from tightrope.parallel import Send
+from tightrope.runs import Run
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples to decide together."""
+
+    indices: np.ndarray
+    x: np.ndarray
+    labels: np.ndarray
+    known: frozenset[int] = frozenset()  # samples that have a record already
+
+    def __str__(self) -> str:
+        return f"samples {self.indices[0]} to {self.indices[-1]}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process must know to decide batches of a run."""
+
+    run: Run
+    module: nn.Module
+    input_shape: tuple[int, ...]
+    eps: Fraction
+    settings: dict[str, Any]
+    device: torch.device
+
+
+class Decider:
+    """Decides batches in the process that it lives in."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.subject = Subject.of(task.module, task.input_shape)
+        self.stages = {name: STAGES[name] for name in task.settings["stages"]}
+        chosen = {name: task.settings[name] for name in ("steps", "restarts", "timeout")}
+        self.settings = StageSettings(**chosen)
+
+    def __call__(self, batch: Batch, send: Send) -> None:
+        """Send a record per sample, as each is decided."""
+        indices, x, labels = map(torch.from_numpy, (batch.indices, batch.x, batch.labels))
+        device = self.task.device
+        for record in decide(
+            self.subject,
+            Samples(indices, x.to(device), labels.to(device), self.task.eps),
+            stages=self.stages,
+            settings=self.settings,
+            keep=self._keep,
+            known=batch.known,
+            seed=self.task.settings["seed"],
+        ):
+            send(record)
+
+    def _keep(self, index: int, point: Tensor) -> str:
+        """Store a counterexample and return its name relative to the run folder."""
+        buffer = io.BytesIO()
+        np.save(buffer, point.cpu().numpy(), allow_pickle=False)
+        path = self.task.run.counterexample(index)
+        write_bytes(path, buffer.getvalue(), own_folder=True)
+        return f"{path.parent.name}/{path.name}"
