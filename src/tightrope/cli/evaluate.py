@@ -46,6 +46,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the result a
 @_wait
 @_json
 def attack(
+    *,
     run: Path,
     eps: str | None,
     samples: int | None,
@@ -106,6 +107,7 @@ def attack(
 @_wait
 @_json
 def certify(
+    *,
     run: Path,
     eps: str | None,
     samples: int | None,
