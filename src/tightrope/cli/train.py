@@ -98,8 +98,11 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _epochs(out: Path, preset: str | None, given: dict[str, Any], resume: bool) -> int:
     """Return the number of epochs, for the progress bar only."""
-    if resume and tr.Run(out).config.exists():
-        return stored_settings(tr.Run(out)).epochs
+    if resume:
+        from tightrope.runs import Run  # loads torch, which help and refusals do without
+
+        if Run(out).config.exists():
+            return stored_settings(Run(out)).epochs
     return planned_epochs(preset, given)
 
 
