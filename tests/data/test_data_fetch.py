@@ -12,6 +12,7 @@ import zipfile
 import pytest
 
 from tightrope.data import Source, fetch
+from tightrope.data.fetch import download
 from tightrope.errors import UserError
 
 CONTENT = bytes(range(256)) * 4000
@@ -50,7 +51,7 @@ class Server(http.server.ThreadingHTTPServer):
     def source(self, name, content, folder="tiny", md5=None):
         self.files[f"/{name}"] = content
         url = f"http://127.0.0.1:{self.server_address[1]}/{name}"
-        return {"tiny": Source(url, md5 or hashlib.md5(content).hexdigest(), folder)}
+        return Source(url, md5 or hashlib.md5(content).hexdigest(), folder)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -99,8 +100,8 @@ ARCHIVES = [
 @pytest.mark.parametrize(("name", "content"), ARCHIVES)
 def test_download_and_unpack(server, tmp_path, name, content):
     seen = []
-    sources = server.source(name, content)
-    folder = fetch("tiny", tmp_path / "new", lambda *step: seen.append(step), sources)
+    source = server.source(name, content)
+    folder = download(source, tmp_path / "new", lambda *step: seen.append(step))
     assert folder == tmp_path / "new" / "tiny"
     assert (folder / "a" / "file").read_bytes() == CONTENT
     assert [entry.name for entry in folder.parent.iterdir()] == ["tiny"], "nothing else is left"
@@ -110,30 +111,30 @@ def test_download_and_unpack(server, tmp_path, name, content):
 
 def test_what_is_there_is_not_downloaded_again(server, tmp_path):
     name, content = ARCHIVES[0]
-    sources = server.source(name, content)
+    source = server.source(name, content)
     (tmp_path / name).write_bytes(content)
-    fetch("tiny", tmp_path, sources=sources)
-    fetch("tiny", tmp_path, sources=sources)
+    download(source, tmp_path)
+    download(source, tmp_path)
     assert server.requested == []
 
 
 def test_a_wrong_archive_that_is_there_is_downloaded(server, tmp_path):
     name, content = ARCHIVES[0]
     (tmp_path / name).write_bytes(b"an error page, saved")
-    assert fetch("tiny", tmp_path, sources=server.source(name, content)).is_dir()
+    assert download(server.source(name, content), tmp_path).is_dir()
     assert server.requested == [None]
 
 
 @pytest.mark.parametrize(("name", "content"), ARCHIVES)
 def test_resume(server, tmp_path, name, content):
-    sources = server.source(name, content)
+    source = server.source(name, content)
     server.stop_after = 1000
     with pytest.raises(UserError, match=f"broke off after 1000 of {len(content)} bytes"):
-        fetch("tiny", tmp_path, sources=sources)
+        download(source, tmp_path)
     assert (tmp_path / f"{name}.part").read_bytes() == content[:1000]
     server.stop_after = None
     seen = []
-    folder = fetch("tiny", tmp_path, lambda *step: seen.append(step), sources)
+    folder = download(source, tmp_path, lambda *step: seen.append(step))
     assert (folder / "a" / "file").read_bytes() == CONTENT
     assert server.requested == [None, "bytes=1000-"]
     assert seen[0] == (1000, len(content)) and seen[-1] == (len(content), len(content))
@@ -143,7 +144,7 @@ def test_a_server_without_ranges_starts_again(server, tmp_path):
     name, content = ARCHIVES[0]
     server.ranges = False
     (tmp_path / f"{name}.part").write_bytes(b"rubbish")
-    folder = fetch("tiny", tmp_path, sources=server.source(name, content))
+    folder = download(server.source(name, content), tmp_path)
     assert (folder / "a" / "file").read_bytes() == CONTENT
     assert server.requested == ["bytes=7-"]
 
@@ -151,24 +152,24 @@ def test_a_server_without_ranges_starts_again(server, tmp_path):
 def test_a_complete_part_is_used(server, tmp_path):
     name, content = ARCHIVES[0]
     (tmp_path / f"{name}.part").write_bytes(content)
-    assert fetch("tiny", tmp_path, sources=server.source(name, content)).is_dir()
+    assert download(server.source(name, content), tmp_path).is_dir()
 
 
 def test_wrong_checksum_removes_the_download(server, tmp_path):
     name, content = ARCHIVES[0]
-    sources = server.source(name, content, md5="0" * 32)
+    source = server.source(name, content, md5="0" * 32)
     with pytest.raises(UserError, match="wrong checksum"):
-        fetch("tiny", tmp_path, sources=sources)
+        download(source, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rubbish_in_the_part_is_found_out(server, tmp_path):
     name, content = ARCHIVES[0]
-    sources = server.source(name, content)
+    source = server.source(name, content)
     (tmp_path / f"{name}.part").write_bytes(b"rubbish")
     with pytest.raises(UserError, match="wrong checksum"):
-        fetch("tiny", tmp_path, sources=sources)
-    assert fetch("tiny", tmp_path, sources=sources).is_dir()
+        download(source, tmp_path)
+    assert download(source, tmp_path).is_dir()
 
 
 def test_no_network(tmp_path):
@@ -176,22 +177,22 @@ def test_no_network(tmp_path):
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/tiny.zip"
         with pytest.raises(UserError, match=r"cannot download http.*check the network") as caught:
-            fetch("tiny", tmp_path, sources={"tiny": Source(url, "0" * 32, "tiny")})
+            download(Source(url, "0" * 32, "tiny"), tmp_path)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_missing_on_the_server(server, tmp_path):
-    sources = server.source("tiny.zip", b"")
+    source = server.source("tiny.zip", b"")
     server.files.clear()
     with pytest.raises(UserError, match="404"):
-        fetch("tiny", tmp_path, sources=sources)
+        download(source, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../evil", "tiny/../../evil", "/tmp/tightrope-evil", "C:/evil"])
 def test_zip_names_that_leave_the_folder(server, tmp_path, name):
-    sources = server.source("tiny.zip", zip_of({"tiny/fine": b"", name: b"evil"}))
+    source = server.source("tiny.zip", zip_of({"tiny/fine": b"", name: b"evil"}))
     with pytest.raises(UserError, match="refused"):
-        fetch("tiny", tmp_path / "data", sources=sources)
+        download(source, tmp_path / "data")
     assert not any("evil" in path.name for path in tmp_path.rglob("*"))
     assert not (tmp_path / "data" / "tiny").exists()
 
@@ -199,7 +200,7 @@ def test_zip_names_that_leave_the_folder(server, tmp_path, name):
 def test_tar_names_that_leave_the_folder(server, tmp_path):
     content = tar_of({"tiny/fine": b"", "tiny/../../evil": b"evil"})
     with pytest.raises(UserError, match="refused"):
-        fetch("tiny", tmp_path / "data", sources=server.source("tiny.tar.gz", content))
+        download(server.source("tiny.tar.gz", content), tmp_path / "data")
     assert not any("evil" in path.name for path in tmp_path.rglob("*"))
 
 
@@ -214,14 +215,14 @@ def test_tar_names_that_leave_the_folder(server, tmp_path):
 )
 def test_archives_of_the_wrong_kind(server, tmp_path, name, content, message):
     with pytest.raises(UserError, match=message):
-        fetch("tiny", tmp_path, sources=server.source(name, content))
+        download(server.source(name, content), tmp_path)
     assert not (tmp_path / "tiny").exists()
 
 
 def test_a_folder_that_cannot_be_made(server, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write to"):
-        fetch("tiny", tmp_path / "file" / "data", sources=server.source(*ARCHIVES[0]))
+        download(server.source(*ARCHIVES[0]), tmp_path / "file" / "data")
 
 
 def test_names(tmp_path):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tightrope.box import Box
 from tightrope.domains import interval, zonotope
-from tightrope.domains.linear.pooling import windows
 from tightrope.graph import Graph, Node, evaluate, ops, trace
+from tightrope.graph.windows import pooled_places
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -198,7 +198,7 @@ def test_windows_are_those_of_torch(data: st.DataObject) -> None:
     shape = (data.draw(st.integers(1, 2)), 7, 8)
     op = ops.MaxPool(kernel, stride, padding, dilation, data.draw(st.booleans()))
     x = torch.randn(1, *shape, dtype=torch.float64)
-    found = windows(op, shape)
+    found = pooled_places(op, shape)
     values = x.flatten()[found.clamp(min=0)].masked_fill(found < 0, -torch.inf).amax(0)
     assert torch.equal(values, evaluate.RULES[ops.MaxPool](op, x)[0])
 

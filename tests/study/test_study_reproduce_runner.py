@@ -18,9 +18,9 @@ from hangs import PATIENCE
 
 import tightrope as tr
 from tightrope.study import output, reproducing, runner
-from tightrope.study.experiment import Column, Experiment, Findings, Picture, Table, Verdict
+from tightrope.study.columns import NATURAL
+from tightrope.study.experiment import Column, Experiment, Picture, Row, Sheet, Verdict
 from tightrope.study.experiments import EXPERIMENTS
-from tightrope.study.measured import Measurements
 from tightrope.study.plans import Plan
 from tightrope.study.runner import carry_out_all
 
@@ -39,18 +39,20 @@ BAD = replace(SMALL, name="bad", settings={**SMALL.settings, "method": "taps"})
 BAD = replace(BAD, settings={**BAD.settings, "taps.classifier_relus": 7})
 
 
-def analyse(runs: Measurements) -> Findings:
-    names = ("small", "bad")
-    columns = (Column("run", "run"), Column("natural", "natural"))
-    rows = [{"run": n, "natural": runs.value(n, lambda run: run.natural)} for n in names]
-    claims = [
-        runs.judge(f"{n} is a run.", "Table 0", [n], lambda run: (True, "yes")) for n in names
-    ]
-    pictures = (Picture("empty", lambda plt: plt.figure()),)
-    return Findings((Table("fake", "A | title", columns, tuple(rows)),), tuple(claims), pictures)
-
-
-FAKE = Experiment("fake", "Small runs run.", "Table 0", lambda scale: [SMALL, BAD], analyse, 1)
+ROWS = [Row({"run": plan.name}, (plan,)) for plan in (SMALL, BAD)]
+FAKE = Experiment(
+    name="fake",
+    claim="Small runs run.",
+    where="Table 0",
+    paper_minutes=1,
+    plans=lambda scale: [SMALL, BAD],
+    tables=(Sheet("fake", "A | title", (Column("run", "run"), NATURAL), lambda runs: ROWS),),
+    claims=lambda runs, tables: [
+        runs.judge(f"{n} is a run.", "Table 0", [n], lambda run: (True, "yes"))
+        for n in ("small", "bad")
+    ],
+    draw=lambda runs, tables: [Picture("empty", lambda plt: plt.figure())],
+)
 
 
 class Recorder:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import re
 
-from tightrope import nets
+from tightrope import data, nets
 from tightrope.training.presets import load_preset, preset_names
 from tightrope.training.settings import Settings
-from tightrope.training.training import NETWORK_ARGUMENTS, NORMALIZED
+from tightrope.training.training import NETWORK_ARGUMENTS
 
 NAMES = preset_names()
 SETTINGS = ("mnist-0.1", "mnist-0.3", "cifar10-2-255", "cifar10-8-255", "tinyimagenet-1-255")
@@ -31,5 +31,5 @@ def network_arguments(name: str) -> dict[str, int | bool]:
 def resolved(name: str) -> Settings:
     """Return a preset's settings as a training run completes them."""
     settings = Settings.parse(load_preset(name))
-    normalize = settings.data in NORMALIZED
+    normalize = data.is_normalized(settings.data)
     return settings.resolve(normalize=normalize, network=network_arguments(name))

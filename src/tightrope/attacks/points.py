@@ -21,6 +21,7 @@ from tightrope.attacks.pgd import Network
 from tightrope.graph import Graph, evaluate, ops
 from tightrope.graph.dense import convolution_matrix, multiply, pays
 from tightrope.graph.graph import Rules
+from tightrope.graph.windows import sharing
 
 # Above this many input channels the library's own backward pass is the faster one.
 FEW_CHANNELS = 4
@@ -109,7 +110,7 @@ def _backward_kernel(op: ops.Conv2d) -> Tensor:
     """
     stride = op.stride[0]
     outputs, inputs, size, _ = op.weight.shape
-    taps = -(-size // stride)
+    taps = sharing(size, stride)
     missing = taps * stride - size
     weight = F.pad(op.weight, (0, missing, 0, missing))
     phases = weight.reshape(outputs, inputs, taps, stride, taps, stride).flip(2, 4)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tightrope.attacks.goals import Rows
 from tightrope.box import Box
+from tightrope.domains.rounding import down, up
 from tightrope.errors import UserError, shorten
 from tightrope.radius import Radius, parse_radius
 
@@ -66,21 +67,21 @@ class Ball:
         """Return a float64 box that contains the exact ball."""
         radius = _float_above(self.eps)
         x = self.x.double()
-        lower, upper = _step(x - radius, -math.inf), _step(x + radius, math.inf)
+        lower, upper = down(x - radius), up(x + radius)
         return Box(lower.clamp(min=self._low), upper.clamp(max=self._high))
 
     def inner(self) -> Box:
         """Return a box in the input's own dtype that lies inside the exact ball."""
         radius = -_float_above(-self.eps)
         x = self.x.double()
-        lower = _step(x - radius, math.inf).clamp(min=self._low)
-        upper = _step(x + radius, -math.inf).clamp(max=self._high)
+        lower = up(x - radius).clamp(min=self._low)
+        upper = down(x + radius).clamp(max=self._high)
         rounded_lower, rounded_upper = lower.to(self.x.dtype), upper.to(self.x.dtype)
         rounded_lower = torch.where(
-            rounded_lower.double() < lower, _step(rounded_lower, math.inf), rounded_lower
+            rounded_lower.double() < lower, up(rounded_lower), rounded_lower
         )
         rounded_upper = torch.where(
-            rounded_upper.double() > upper, _step(rounded_upper, -math.inf), rounded_upper
+            rounded_upper.double() > upper, down(rounded_upper), rounded_upper
         )
         # The input itself belongs to every ball, however small.
         return Box(torch.minimum(rounded_lower, self.x), torch.maximum(rounded_upper, self.x))
@@ -152,7 +153,3 @@ def _float_above(value: Fraction) -> float:
     """Return a float that is at least `value`."""
     nearest = float(value)
     return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
-
-
-def _step(x: Tensor, towards: float) -> Tensor:
-    return torch.nextafter(x, torch.full_like(x, towards))

@@ -7,11 +7,13 @@ from tightrope.data.catalog import (
     dataset_names,
     default_data_dir,
     describe,
+    fetch,
+    is_normalized,
     load_dataset,
 )
 from tightrope.data.checks import dataset_from_arrays
 from tightrope.data.dataset import Dataset, Split
-from tightrope.data.fetch import Progress, Source, fetch
+from tightrope.data.fetch import Progress, Source
 
 __all__ = [
     "Augmentation",
@@ -27,5 +29,6 @@ __all__ = [
     "default_data_dir",
     "describe",
     "fetch",
+    "is_normalized",
     "load_dataset",
 ]

@@ -6,14 +6,13 @@ import http.client
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tightrope.data import cifar10, tinyimagenet
 from tightrope.data.unpack import md5_of, unpack
-from tightrope.errors import UserError, unknown_name
+from tightrope.errors import UserError
 from tightrope.files import open_to_append
 
 Progress = Callable[[int, int | None], object]
@@ -44,38 +43,12 @@ class Source:
         return self.url.rsplit("/", 1)[-1]
 
 
-_TINYIMAGENET = Source(
-    "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    "90528d7ca1a48142e341f4ef8d21d0de",
-    tinyimagenet.FOLDER,
-)
-SOURCES: Mapping[str, Source] = {
-    "cifar10": Source(
-        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-        "c58f30108f718f92721af3b95e74349a",
-        cifar10.FOLDER,
-    ),
-    "tinyimagenet": _TINYIMAGENET,
-    "tinyimagenet-64": _TINYIMAGENET,
-}
-
-
-def fetch(
-    name: str,
-    data_dir: Path,
-    progress: Progress | None = None,
-    sources: Mapping[str, Source] = SOURCES,
-) -> Path:
-    """Download and unpack a data set into `data_dir`; return its folder.
+def download(source: Source, data_dir: Path, progress: Progress | None = None) -> Path:
+    """Download and unpack an archive into `data_dir`; return the folder that it holds.
 
     A download that broke off continues where it stopped. Nothing is done if the folder is
     there already.
     """
-    if name == "mnist":
-        raise UserError("mnist comes with Tightrope; there is nothing to fetch")
-    if name not in sources:
-        raise unknown_name("data set to fetch", name, sources)
-    source = sources[name]
     folder = data_dir / source.folder
     if folder.is_dir():
         return folder

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tightrope.box import Box
 from tightrope.domains.relu_box import relu_box
+from tightrope.domains.rounding import around, cornered, down, growth, outward, tiny, up
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
@@ -41,8 +42,8 @@ def bounds(
 
     `rules` are others than this module's, for training with bounds that are not sound.
     """
-    if rounding and box.centered:
-        box = _around(*box.middle, rounding)  # strict rules start from corners
+    if rounding:
+        box = cornered(box, rounding)  # strict rules start from corners
     boxes = graph.propagate(rules or RULES, box, keep=keep, rounding=rounding)
     return boxes[len(graph.nodes) - 1], boxes
 
@@ -84,9 +85,9 @@ def linear_margins(layer: ops.Linear, box: Box, labels: Tensor, *, rounding: flo
     center, radius = box.middle
     present, row = labels.unique(return_inverse=True)
     gap = weight[present].unsqueeze(1) - weight.unsqueeze(0)
-    growth = _growth(weight.shape[1] + 2, rounding)
+    share = growth(weight.shape[1] + 2, rounding)
     if rounding:
-        radius = _widened(center, radius, growth)
+        radius = _widened(center, radius, share)
     spread = F.linear(radius, gap.abs().flatten(0, 1)).unflatten(1, gap.shape[:2])
     spread = spread[torch.arange(len(labels), device=labels.device), row]
     if not rounding:
@@ -100,15 +101,15 @@ def linear_margins(layer: ops.Linear, box: Box, labels: Tensor, *, rounding: flo
         # Off by a unit of the difference, which is no larger than the sum and the product
         # together: there is room for it in what both of them get.
         middle = middle + (bias[labels].unsqueeze(1) - bias)
-    spread = spread * (1 + growth) + 4 * rounding * middle.abs() + _tiny(spread)
-    lower = _down(middle - spread)
+    spread = spread * (1 + share) + 4 * rounding * middle.abs() + tiny(spread)
+    lower = down(middle - spread)
     return lower.scatter(1, labels[:, None], 0.0)
 
 
 def _differences(output: Box, labels: Tensor) -> Tensor:
     """Margins of a network that does not end in a linear layer: sound, but looser."""
     gap = output.lower.gather(1, labels[:, None]) - output.upper
-    return _down(gap).scatter(1, labels[:, None], 0.0)
+    return down(gap).scatter(1, labels[:, None], 0.0)
 
 
 def row_bounds(output: Box, matrix: Tensor, *, rounding: float = 0.0) -> Tensor:
@@ -118,50 +119,19 @@ def row_bounds(output: Box, matrix: Tensor, *, rounding: float = 0.0) -> Tensor:
     if not rounding:
         return bounds
     size = matrix.abs() @ torch.maximum(lower.abs(), upper.abs())
-    return _down(bounds - _growth(2 * matrix.shape[1], rounding) * size - _tiny(size))
-
-
-# --- rounding -------------------------------------------------------------------------------
-
-
-def _growth(terms: int, rounding: float) -> float:
-    """Relative error of a sum of `terms` products, with a few more for what surrounds it."""
-    steps = (terms + 8) * rounding
-    return steps / (1 - steps)
-
-
-def _widened(center: Tensor, radius: Tensor, growth: float) -> Tensor:
-    """Return a radius that covers the rounding of products with the centre.
-
-    What is rounded of the radius itself, here and in products with it, is covered by the factor
-    `1 + growth` that each of them gets in the end.
-    """
-    return radius + growth * center.abs() + _tiny(radius)
-
-
-def _tiny(x: Tensor) -> float:
-    return torch.finfo(x.dtype).tiny  # covers underflow
-
-
-def _down(x: Tensor) -> Tensor:
-    return torch.nextafter(x, torch.full_like(x, -torch.inf))
-
-
-def _up(x: Tensor) -> Tensor:
-    return torch.nextafter(x, torch.full_like(x, torch.inf))
-
-
-def _outward(lower: Tensor, upper: Tensor, rounding: float) -> Box:
-    return Box(_down(lower), _up(upper)) if rounding else Box(lower, upper)
-
-
-def _around(center: Tensor, radius: Tensor, rounding: float) -> Box:
-    if not rounding:
-        return Box.around(center, radius)
-    return Box(_down(center - radius), _up(center + radius))
+    return down(bounds - growth(2 * matrix.shape[1], rounding) * size - tiny(size))
 
 
 # --- affine rules ---------------------------------------------------------------------------
+
+
+def _widened(center: Tensor, radius: Tensor, share: float) -> Tensor:
+    """Return a radius that covers the rounding of products with the centre.
+
+    What is rounded of the radius itself, here and in products with it, is covered by the factor
+    `1 + share` that each of them gets in the end.
+    """
+    return radius + share * center.abs() + tiny(radius)
 
 
 def _affine(op: ops.Linear | ops.Conv2d, box: Box, *, rounding: float) -> Box:
@@ -170,12 +140,12 @@ def _affine(op: ops.Linear | ops.Conv2d, box: Box, *, rounding: float) -> Box:
     magnitude = op.map_tensors(torch.abs)
     if not rounding:
         return Box.around(point_rule(op, center), point_rule(_unbiased(magnitude), radius))
-    growth = _growth(op.weight[0].numel() + 1, rounding)
-    spread = point_rule(_unbiased(magnitude), _widened(center, radius, growth))
+    share = growth(op.weight[0].numel() + 1, rounding)
+    spread = point_rule(_unbiased(magnitude), _widened(center, radius, share))
     if magnitude.bias is not None:
         shape = (-1,) + (1,) * (2 if isinstance(op, ops.Conv2d) else 0)
-        spread = spread + growth * magnitude.bias.view(shape)
-    return _around(point_rule(op, center), spread * (1 + growth) + _tiny(spread), rounding)
+        spread = spread + share * magnitude.bias.view(shape)
+    return around(point_rule(op, center), spread * (1 + share) + tiny(spread), rounding)
 
 
 def _unbiased(op: Any) -> Any:
@@ -193,39 +163,39 @@ def _batch_norm(op: ops.BatchNorm, box: Box, *, rounding: float) -> Box:
         bias = 0 if op.bias is None else op.bias.abs().view(shape)
         reach = center.abs() + radius + op.mean.abs().view(shape)
         # Centre and radius may underflow, and so may the factor, which meets all of the reach.
-        spread = spread + _tiny(spread) * (factor.abs() + reach)
-        spread = spread + 16 * rounding * (reach * factor.abs() + bias) + _tiny(spread)
-    return _around(middle, spread, rounding)
+        spread = spread + tiny(spread) * (factor.abs() + reach)
+        spread = spread + 16 * rounding * (reach * factor.abs() + bias) + tiny(spread)
+    return around(middle, spread, rounding)
 
 
 def _shift(op: ops.Shift, box: Box, *, rounding: float) -> Box:
     if box.centered and not rounding:
         return Box.around(POINT_RULES[ops.Shift](op, box.center), box.radius)
     lower, upper = (POINT_RULES[ops.Shift](op, t) for t in box.corners)
-    return _outward(lower, upper, rounding)
+    return outward(lower, upper, rounding)
 
 
 def _scale(op: ops.Scale, box: Box, *, rounding: float) -> Box:
     ends = [POINT_RULES[ops.Scale](op, t) for t in box.corners]
-    return _outward(torch.minimum(*ends), torch.maximum(*ends), rounding)
+    return outward(torch.minimum(*ends), torch.maximum(*ends), rounding)
 
 
 def _add(op: ops.Add, a: Box, b: Box, *, rounding: float) -> Box:
-    return _outward(a.lower + b.lower, a.upper + b.upper, rounding)
+    return outward(a.lower + b.lower, a.upper + b.upper, rounding)
 
 
 def _sub(op: ops.Sub, a: Box, b: Box, *, rounding: float) -> Box:
-    return _outward(a.lower - b.upper, a.upper - b.lower, rounding)
+    return outward(a.lower - b.upper, a.upper - b.lower, rounding)
 
 
 def _avg_pool(op: ops.AvgPool, box: Box, *, rounding: float) -> Box:
     pooled = box.map(lambda t: POINT_RULES[ops.AvgPool](op, t))
     if not rounding:
         return pooled
-    growth = _growth(op.kernel[0] * op.kernel[1], rounding)
+    share = growth(op.kernel[0] * op.kernel[1], rounding)
     size = torch.maximum(box.lower.abs(), box.upper.abs())
-    slack = growth * POINT_RULES[ops.AvgPool](op, size) * (1 + growth) + _tiny(size)
-    return _outward(pooled.lower - slack, pooled.upper + slack, rounding)
+    slack = share * POINT_RULES[ops.AvgPool](op, size) * (1 + share) + tiny(size)
+    return outward(pooled.lower - slack, pooled.upper + slack, rounding)
 
 
 # --- shapes and activations -----------------------------------------------------------------
@@ -249,7 +219,7 @@ def _relu(op: ops.Relu, box: Box, *, rounding: float) -> Box:
 
 def _leaky_relu(op: ops.LeakyRelu, box: Box, *, rounding: float) -> Box:
     image = _monotone(op, box, rounding=rounding)
-    return _outward(image.lower, image.upper, rounding)
+    return outward(image.lower, image.upper, rounding)
 
 
 def _squash(op: ops.Sigmoid | ops.Tanh, box: Box, *, rounding: float) -> Box:
@@ -258,9 +228,9 @@ def _squash(op: ops.Sigmoid | ops.Tanh, box: Box, *, rounding: float) -> Box:
         return image
     # The library's exponential may be off by a few units in the last place.
     floor = 0.0 if isinstance(op, ops.Sigmoid) else -1.0
-    slack = [8 * rounding * t.abs() + _tiny(t) for t in image.corners]
-    lower = _down(image.lower - slack[0]).clamp(min=floor)
-    return Box(lower, _up(image.upper + slack[1]).clamp(max=1.0))
+    slack = [8 * rounding * t.abs() + tiny(t) for t in image.corners]
+    lower = down(image.lower - slack[0]).clamp(min=floor)
+    return Box(lower, up(image.upper + slack[1]).clamp(max=1.0))
 
 
 def _concat(op: ops.Concat, *boxes: Box, rounding: float) -> Box:

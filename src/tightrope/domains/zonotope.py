@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box, flat
-from tightrope.domains.linear.pooling import windows
+from tightrope.domains import interval
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
+from tightrope.graph.windows import pooled_places
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +119,17 @@ def propagate(
             raise ValueError(f"node {i} is no ReLU or LeakyReLU and takes no slopes")
         sloped[i] = _Sloped(op, slope)
     counter = Counter()
+    rules = {**RULES, _Sloped: _sloped}
+    start = _of_box(box, counter)
+    return graph.replace_ops(sloped).propagate(rules, start, keep=keep, counter=counter)
+
+
+def _of_box(box: Box, counter: Counter) -> Zonotope:
+    """Return a box as a zonotope: one error term for each neuron."""
     center, radius = box.middle
     everywhere = torch.ones(center[0].numel(), dtype=torch.bool, device=center.device)
     nothing = Zonotope(center, center.new_zeros(len(center), 0, *center.shape[1:]), counter.take(0))
-    start = _with_errors(nothing, radius, everywhere, counter)
-    return graph.replace_ops(sloped).propagate(_ALL_RULES, start, keep=keep, counter=counter)
+    return _with_errors(nothing, radius, everywhere, counter)
 
 
 def _with_errors(zonotope: Zonotope, radius: Tensor, mask: Tensor, counter: Counter) -> Zonotope:
@@ -261,7 +268,7 @@ def _max_pool(op: ops.MaxPool, z: Zonotope, *, counter: Counter) -> Zonotope:
     """Pass on an input that no other of its window can exceed; otherwise take the hull."""
     lower, upper = z.box.corners
     low, high = (POINT_RULES[ops.MaxPool](op, t) for t in (lower, upper))
-    window = windows(op, tuple(lower.shape[1:])).to(lower.device)
+    window = pooled_places(op, tuple(lower.shape[1:])).to(lower.device)
     outside = window < 0
     places = window.clamp(min=0).flatten()
 
@@ -284,6 +291,15 @@ def _max_pool(op: ops.MaxPool, z: Zonotope, *, counter: Counter) -> Zonotope:
     return _with_errors(pooled, radius, ~dominated.flatten(1).all(0), counter)
 
 
+def by_intervals(op: ops.Op, *zonotopes: Zonotope, counter: Counter) -> Zonotope:
+    """An operation without a rule of its own: the box of what it makes of boxes."""
+    box = interval.RULES[type(op)](op, *(z.box for z in zonotopes), rounding=0.0)
+    return _of_box(box, counter)
+
+
+# Operations for which `by_intervals` has to do.
+BY_INTERVALS: tuple[type[ops.Op], ...] = ()
+
 RULES: dict[type[ops.Op], Callable[..., Any]] = {
     ops.Linear: _affine,
     ops.Conv2d: _affine,
@@ -303,5 +319,5 @@ RULES: dict[type[ops.Op], Callable[..., Any]] = {
     ops.LeakyRelu: _kinked,
     ops.Sigmoid: _squash,
     ops.Tanh: _squash,
+    **dict.fromkeys(BY_INTERVALS, by_intervals),
 }
-_ALL_RULES = {**RULES, _Sloped: _sloped}

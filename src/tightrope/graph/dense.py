@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.graph import ops
+from tightrope.graph.windows import Side, places, sides
 
 # A convolution with at most this many pairs of inputs and outputs is faster as one matrix,
 LARGEST_MATRIX = 1 << 18
@@ -26,11 +27,8 @@ def pays(op: ops.Conv2d, x: Tensor) -> bool:
     """Return whether the matrix is the faster way to convolve these inputs."""
     if x.device.type != "cpu" or x.dim() != 4:
         return False
-    sizes = zip(x.shape[2:], op.weight.shape[2:], op.stride, op.padding, op.dilation, strict=True)
-    outputs = op.weight.shape[0] * math.prod(
-        (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-        for size, kernel, stride, padding, dilation in sizes
-    )
+    rows, columns = sides(op, x.shape)
+    outputs = op.weight.shape[0] * rows.windows() * columns.windows()
     entries = x[0].numel() * outputs if len(x) else 0
     return entries <= LARGEST_MATRIX and len(x) * entries >= SMALLEST_PRODUCT
 
@@ -50,8 +48,7 @@ def convolve(op: ops.Conv2d, x: Tensor) -> Tensor:
 def multiply(op: ops.Conv2d, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """Evaluate a convolution by its matrix."""
     outputs = F.linear(x.flatten(1), matrix, bias)
-    height = x.shape[2] + 2 * op.padding[0] - op.dilation[0] * (op.weight.shape[2] - 1) - 1
-    return outputs.view(len(x), len(op.weight), height // op.stride[0] + 1, -1)
+    return outputs.view(len(x), len(op.weight), sides(op, x.shape)[0].windows(), -1)
 
 
 def convolution_matrix(op: ops.Conv2d, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
@@ -68,23 +65,14 @@ def convolution_entries(
     op: ops.Conv2d, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Return row, column and weight number of each entry, and the number of rows."""
-    geometry = (op.weight.shape[2:], op.stride, op.padding, op.dilation)
-    return _entries(tuple(shape), op.weight.shape[0], op.groups, *geometry)
+    return _entries(shape[0], op.weight.shape[0], op.groups, *sides(op, shape))
 
 
 @lru_cache(maxsize=64)
 def _entries(
-    shape: tuple[int, int, int],
-    outputs: int,
-    groups: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
+    channels: int, outputs: int, groups: int, rows: Side, columns: Side
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    channels, height, width = shape
-    pixels = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
-    taps = F.unfold(pixels, kernel, dilation, padding, stride)[0].long() - 1  # -1 is padding
+    taps = places(rows, columns, (rows.windows(), columns.windows())).flatten(1)
     positions = taps.shape[1]
     inside = channels // groups
     output = torch.arange(outputs).view(-1, 1, 1, 1)
@@ -94,7 +82,7 @@ def _entries(
     first = output // (outputs // groups) * inside  # of the output's group
     found = [
         output * positions + place + 0 * channel + 0 * tap,
-        (first + channel) * (height * width) + taps,
+        (first + channel) * (rows.size * columns.size) + taps,
         (output * inside + channel) * len(taps) + tap + 0 * place,
     ]
     exists = (taps >= 0).expand(outputs, inside, -1, -1)

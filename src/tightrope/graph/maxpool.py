@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tightrope.graph import ops
 from tightrope.graph.graph import Graph, Node
+from tightrope.graph.windows import sides
 
 # A maximum of more numbers would be a tree of thousands of operations.
 LARGEST_WINDOW = 1024
@@ -30,7 +31,7 @@ def expand_max_pools(graph: Graph) -> Graph:
     for i, node in enumerate(graph.nodes):
         inputs = tuple(writer.target[j] for j in node.inputs)
         if isinstance(node.op, ops.MaxPool):
-            pool = _Pool(node.op, graph.nodes[node.inputs[0]].shape, node.shape)
+            pool = _Pool(node.op, graph.nodes[node.inputs[0]].shape, node.shape[1:])
             edges = pool.edges()
             exact = not any(edges) or _nonnegative(graph, node.inputs[0])
             small = math.prod(node.op.kernel) <= LARGEST_WINDOW
@@ -42,44 +43,31 @@ def expand_max_pools(graph: Graph) -> Graph:
 
 
 class _Pool:
-    """The geometry of one max pool."""
+    """The geometry of one max pool of images [C, H, W], with so many windows along each side."""
 
-    def __init__(self, op: ops.MaxPool, before: tuple[int, ...], after: tuple[int, ...]) -> None:
-        self.op, self.before, self.after = op, before, after
+    def __init__(self, op: ops.MaxPool, before: tuple[int, ...], counts: tuple[int, ...]) -> None:
+        self.before = before
+        self.sides = tuple(zip(sides(op, before), counts, strict=True))
 
     def edges(self) -> tuple[int, ...]:
         """Return how far windows reach over the edges, as `Pad` wants it: right side first."""
-        pads: list[int] = []
-        for side in (1, 0):
-            last = self._start(side, self.after[side + 1] - 1)
-            end = last + self.op.dilation[side] * (self.op.kernel[side] - 1) + 1
-            pads += [self.op.padding[side], max(0, end - self.before[side + 1])]
-        return tuple(pads)
+        reach = [(side.before, side.overhang(count)) for side, count in reversed(self.sides)]
+        return (*reach[0], *reach[1])
 
     def reaches_input(self) -> bool:
         """Return whether every window holds at least one input."""
         return all(
-            any(
-                0 <= self._start(side, i) + k * self.op.dilation[side] < self.before[side + 1]
-                for k in range(self.op.kernel[side])
-            )
-            for side in (0, 1)
-            for i in range(self.after[side + 1])
+            any(0 <= side.start(i) + k * side.dilation < side.size for k in range(side.kernel))
+            for side, count in self.sides
+            for i in range(count)
         )
 
     def taps(self) -> list[ops.Slice]:
         """Return the slices of the padded input with one input of every window each."""
         rows, columns = (
-            [self._tap(side, k) for k in range(self.op.kernel[side])] for side in (0, 1)
+            [side.tap(k, count) for k in range(side.kernel)] for side, count in self.sides
         )
         return [ops.Slice((slice(None), row, column)) for row in rows for column in columns]
-
-    def _start(self, side: int, window: int) -> int:
-        return window * self.op.stride[side] - self.op.padding[side]
-
-    def _tap(self, side: int, k: int) -> slice:
-        first, step = k * self.op.dilation[side], self.op.stride[side]
-        return slice(first, first + (self.after[side + 1] - 1) * step + 1, step)
 
 
 class _Writer:

@@ -9,6 +9,7 @@ from typing import Self
 from torch import Tensor, nn
 
 from tightrope.errors import UserError
+from tightrope.graph.windows import Side
 
 
 class Stack:
@@ -71,7 +72,7 @@ class Stack:
 
     def _conv_size(self, size: int, kernel: int, stride: int, padding: int) -> int:
         """Return what a convolution makes of one side of the image."""
-        result = (size + 2 * padding - kernel) // stride + 1
+        result = Side(size, kernel, stride, padding, padding).windows()
         if result < 1:
             _, height, width = self.input_shape
             raise UserError(

@@ -1,8 +1,8 @@
-"""What an experiment is: claims of the paper, the runs that test them, and what came of it."""
+"""What an experiment is: runs, the columns of its tables, claims of the paper, and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -37,11 +37,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; `form` is how its numbers are written."""
+    """A column of a table; `form` is how its numbers are written.
+
+    `read` finds the number of a row in its runs, given their names; without it, the row knows it
+    beforehand. A column without a title is left to machines.
+    """
 
     name: str
     title: str
     form: str = ".2f"
+    read: Callable[[Measurements, Sequence[str]], Value] | None = None
 
     def show(self, value: Value) -> str:
         """Return the text of a cell."""
@@ -50,6 +55,19 @@ class Column:
         if isinstance(value, str) or self.form == "":
             return str(value)
         return format(value, self.form)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row before anything is measured: what is known of it, and its runs, one per seed."""
+
+    known: Mapping[str, Value]
+    plans: tuple[Plan, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the runs."""
+        return [plan.name for plan in self.plans]
 
 
 @dataclass(frozen=True)
@@ -64,6 +82,45 @@ class Table:
     def cells(self) -> list[list[str]]:
         """Return the texts of all rows."""
         return [[column.show(row.get(column.name)) for column in self.columns] for row in self.rows]
+
+    def groups(self, needed: str) -> dict[str, list[Mapping[str, Value]]]:
+        """Return rows by their first column, of groups with a number in the column `needed`."""
+        found: dict[str, list[Mapping[str, Value]]] = {}
+        for row in self.rows:
+            found.setdefault(str(row[self.columns[0].name]), []).append(row)
+        return {
+            name: rows
+            for name, rows in found.items()
+            if any(row.get(needed) is not None for row in rows)
+        }
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table to be filled; its title may depend on the scale.
+
+    `rows(runs)` gives a `Row` for the columns to fill, or the values of one that is read at once.
+    """
+
+    name: str
+    title: str | Mapping[str, str]
+    columns: tuple[Column, ...]
+    rows: Callable[[Measurements], Iterable[Row | Mapping[str, Value]]]
+
+    def filled(self, runs: Measurements) -> Table:
+        """Read what was measured."""
+        title = self.title if isinstance(self.title, str) else self.title[runs.scale]
+        shown = tuple(column for column in self.columns if column.title)
+        rows = tuple(self._values(runs, row) for row in self.rows(runs))
+        return Table(self.name, title, shown, rows)
+
+    def _values(self, runs: Measurements, row: Row | Mapping[str, Value]) -> Mapping[str, Value]:
+        if not isinstance(row, Row):
+            return row
+        return {
+            c.name: row.known[c.name] if c.read is None else c.read(runs, row.names)
+            for c in self.columns
+        }
 
 
 @dataclass(frozen=True)
@@ -88,17 +145,31 @@ class Findings:
 class Experiment:
     """A table or figure of the paper as one command.
 
-    `plans(scale)` are the runs it needs; `analyse` turns what was measured into tables, figures
-    and verdicts. An experiment without plans looks at all runs there are. `paper_minutes` is a
-    rough figure for the GPU of the paper, from the times it reports.
+    `plans(scale)` are the runs it needs; without any, it looks at all runs there are. `tables`
+    say what to read of them, `claims(runs, tables)` puts claims of the paper to the test,
+    `draw(runs, tables)` makes figures, and `problems(runs)` are contradictions that must not go
+    unseen. `paper_minutes` is a rough figure for the GPU of the paper, from the times it reports.
     """
 
     name: str
     claim: str
     where: str
-    plans: Callable[[str], Sequence[Plan]]
-    analyse: Callable[[Measurements], Findings]
     paper_minutes: int
+    plans: Callable[[str], Sequence[Plan]]
+    tables: tuple[Sheet, ...]
+    claims: Callable[[Measurements, Sequence[Table]], Iterable[Claim]]
+    draw: Callable[[Measurements, Sequence[Table]], Iterable[Picture]] = lambda runs, tables: ()
+    problems: Callable[[Measurements], Iterable[str]] = lambda runs: ()
+
+    def analyse(self, runs: Measurements) -> Findings:
+        """Turn what was measured into tables, verdicts and figures."""
+        tables = tuple(sheet.filled(runs) for sheet in self.tables)
+        return Findings(
+            tables,
+            tuple(self.claims(runs, tables)),
+            tuple(self.draw(runs, tables)),
+            tuple(self.problems(runs)),
+        )
 
     def minutes(self, scale: str) -> int:
         """Return about how long it takes from nothing; on a laptop, all cores working."""

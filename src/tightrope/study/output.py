@@ -103,6 +103,7 @@ def draw(pictures: Iterable[Picture], folder: Path) -> list[str] | None:
     names = []
     for picture in pictures:
         figure = picture.draw(plt)
+        figure.tight_layout()
         for kind, metadata in (("svg", {"Date": None}), ("png", None)):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=130, metadata=metadata)

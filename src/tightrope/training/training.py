@@ -25,8 +25,6 @@ from tightrope.training.settings import Settings, describe_settings, flatten
 from tightrope.training.trainer import Progress, Trainer
 from tightrope.version import versions
 
-# Data sets whose networks normalise their inputs unless told otherwise (the paper's Appendix B).
-NORMALIZED = ("cifar10", "tinyimagenet", "tinyimagenet-64")
 NETWORK_ARGUMENTS = ("width", "hidden", "depth", "blocks", "batch_norm")
 # Settings that a command says even if they are the default.
 MAIN = ("data", "net", "method", "eps", "epochs", "seed")
@@ -180,7 +178,8 @@ class _Session:
         arguments = nets.find(settings.net).resolve(
             {k: v for k, v in given.items() if v is not None}
         )
-        self.settings = settings.resolve(normalize=settings.data in NORMALIZED, network=arguments)
+        normalize = data.is_normalized(settings.data)
+        self.settings = settings.resolve(normalize=normalize, network=arguments)
         self.architecture = nets.Architecture(
             settings.net,
             self.data.input_shape,

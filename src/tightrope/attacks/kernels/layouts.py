@@ -7,13 +7,14 @@ above it, or a window to the pixels below it, is then a few runs of neighbouring
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch.nn.functional as F
 
 from tightrope.attacks.kernels.chains import Array, Shape
 from tightrope.graph import ops
+from tightrope.graph.windows import Side, sharing, sides
 
 if TYPE_CHECKING:  # the compiler takes a while to load
     from tightrope.attacks.kernels.changes_kernel import Layer
@@ -30,14 +31,14 @@ def window_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
 
     channels, size = shape[0], shape[1:] or (1, 1)
     if isinstance(op, ops.Conv2d):
-        windows = _Windows(size, op.weight.shape[2:], op.stride, op.padding)
+        windows = sides(op, size)
     else:  # one window on everything
-        windows = _Windows(size, size, size, (0, 0))
-    weight = op.weight.reshape(len(op.weight), channels, *windows.kernel)
-    blocks, phases, upwards, downwards = _tables(windows)
+        windows = Side(size[0], size[0], size[0]), Side(size[1], size[1], size[1])
+    weight = op.weight.reshape(len(op.weight), channels, *(side.kernel for side in windows))
+    blocks, phases, upwards, downwards = _tables(*windows)
     # Towards the windows, taps of a phase are together, last ones first; missing ones are zero.
-    taps = windows.taps
-    missing = [n * s - k for n, s, k in zip(taps, windows.stride, windows.kernel, strict=True)]
+    taps = [sharing(side.kernel, side.stride) for side in windows]
+    missing = [n * side.stride - side.kernel for n, side in zip(taps, windows, strict=True)]
     padded = F.pad(weight, (0, missing[1], 0, missing[0]))
     by_phase = padded.unflatten(3, (taps[1], -1)).unflatten(2, (taps[0], -1)).flip(2, 4)
     forwards = by_phase.permute(3, 5, 1, 2, 4, 0).flatten(3).flatten(0, 2)
@@ -64,48 +65,28 @@ def _short(runs: Array, channels: int) -> bool:
     return bool(runs[..., 2].max() * channels < SHORT)
 
 
-class _Windows(NamedTuple):
-    """Where the windows of a layer are."""
-
-    size: Shape
-    kernel: Shape
-    stride: Shape
-    padding: Shape
-
-    @property
-    def counts(self) -> Shape:
-        """How many there are each way."""
-        every = zip(*self, strict=True)
-        return tuple((size + 2 * pad - k) // step + 1 for size, k, step, pad in every)
-
-    @property
-    def taps(self) -> Shape:
-        """How many of them, at most, a pixel is part of, each way."""
-        return tuple(-(-k // step) for k, step in zip(self.kernel, self.stride, strict=True))
-
-
 @lru_cache(maxsize=64)
-def _tables(windows: _Windows) -> tuple[Array, Array, Array, Array]:
+def _tables(rows: Side, columns: Side) -> tuple[Array, Array, Array, Array]:
     """Return blocks of pixels in the same windows, phases, and what is above and below.
 
     That is, the block and the phase of each pixel, the runs of windows above each block, and the
     runs of pixels below each window.
     """
-    size, kernel, stride, padding = windows
-    counts, taps = windows.counts, windows.taps
+    size, counts = (rows.size, columns.size), (rows.windows(), columns.windows())
+    taps = sharing(rows.kernel, rows.stride), sharing(columns.kernel, columns.stride)
     numbers: dict[Shape, int] = {}
     blocks, phases, above, below = [], [], [], []
     for y, x in np.ndindex(*size):
-        row, phase_y = divmod(y + padding[0], stride[0])
-        column, phase_x = divmod(x + padding[1], stride[1])
-        phases.append(phase_y * stride[1] + phase_x)
+        row, phase_y = divmod(y + rows.before, rows.stride)
+        column, phase_x = divmod(x + columns.before, columns.stride)
+        phases.append(phase_y * columns.stride + phase_x)
         if (row, column) not in numbers:
             first = row - taps[0] + 1, column - taps[1] + 1
             above.append(_overlap(first, (row, column), counts))
         blocks.append(numbers.setdefault((row, column), len(numbers)))
     for y, x in np.ndindex(*counts):
-        first = y * stride[0] - padding[0], x * stride[1] - padding[1]
-        last = first[0] + kernel[0] - 1, first[1] + kernel[1] - 1
+        first = rows.start(y), columns.start(x)
+        last = first[0] + rows.span - 1, first[1] + columns.span - 1
         below.append(_overlap(first, last, size))
     return np.array(blocks), np.array(phases), _table(above), _table(below)
 

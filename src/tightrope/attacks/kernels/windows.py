@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from tightrope.attacks.kernels.chains import Array, Shape, bias, flat
 from tightrope.graph import ops
+from tightrope.graph.windows import Side, places, sides
 
 
 class Layer(NamedTuple):
@@ -28,7 +28,7 @@ class Layer(NamedTuple):
 def lay_out(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
     """Lay out a layer on values of some shape; a linear one is a single window."""
     if isinstance(op, ops.Conv2d):
-        taps = _taps(shape, tuple(op.weight.shape[2:]), op.stride, op.padding)
+        taps = _taps(shape[0], *sides(op, shape))
         weights = op.weight.permute(0, 2, 3, 1).flatten(1)
     else:
         taps = np.arange(math.prod(shape), dtype=np.int32)[None]
@@ -37,10 +37,8 @@ def lay_out(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
 
 
 @lru_cache(maxsize=64)
-def _taps(shape: Shape, kernel: Shape, stride: Shape, padding: Shape) -> Array:
-    channels, height, width = shape
-    numbers = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
-    pixels = F.unfold(numbers, kernel, padding=padding, stride=stride)[0].T.long() - 1
+def _taps(channels: int, rows: Side, columns: Side) -> Array:
+    pixels = places(rows, columns, (rows.windows(), columns.windows())).flatten(1).T
     taps = pixels.unsqueeze(2) * channels + torch.arange(channels)
-    taps[pixels < 0] = channels * height * width  # padding
+    taps[pixels < 0] = channels * rows.size * columns.size  # padding
     return taps.flatten(1).to(torch.int32).contiguous().numpy()

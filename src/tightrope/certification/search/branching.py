@@ -6,12 +6,16 @@ slope and `-l s` the intercept of its upper line.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from tightrope.domains.reduced.splits import Bounder, Subproblems, View, join
 
-RULES = ("intercept", "babsr", "kfsb")
+# Gets the subproblems, how they are bounded at present, how many neurons to split and how many
+# candidates to try; returns the neurons to split, [D, levels].
+Rule = Callable[[Bounder, Subproblems, View, int, int], Tensor]
 
 
 def intercept_scores(bounder: Bounder, problems: Subproblems, view: View) -> Tensor:
@@ -50,14 +54,22 @@ def _fixed(problems: Subproblems, neurons: Tensor, sign: int) -> Subproblems:
 def choose(
     bounder: Bounder, problems: Subproblems, *, rule: str, levels: int = 1, candidates: int = 3
 ) -> Tensor:
-    """Return the neurons to split, [D, levels]."""
-    view = bounder.look(problems)
+    """Return the neurons to split by one of the `RULES`, [D, levels]."""
+    return RULES[rule](bounder, problems, bounder.look(problems), levels, candidates)
+
+
+def _by(scores: Callable[[Bounder, Subproblems, View], Tensor]) -> Rule:
+    return lambda bounder, problems, view, levels, candidates: _top(
+        scores(bounder, problems, view), levels
+    )
+
+
+def _by_looking_ahead(
+    bounder: Bounder, problems: Subproblems, view: View, levels: int, candidates: int
+) -> Tensor:
+    """Look one split ahead at the best candidates of both scores."""
     intercept = intercept_scores(bounder, problems, view)
-    if rule == "intercept":
-        return _top(intercept, levels)
     babsr = babsr_scores(bounder, problems, view)
-    if rule == "babsr":
-        return _top(babsr, levels)
     tried = torch.cat((_top(intercept, candidates), _top(babsr, candidates)), 1)
     # A neuron that is not split yet goes first even if its bounds overflowed.
     gains = _look_ahead(bounder, problems, tried).clamp(min=torch.finfo(problems.alpha.dtype).min)
@@ -92,3 +104,10 @@ def _without_repeats(chosen: Tensor, problems: Subproblems, backup: Tensor) -> T
         chosen[:, level] = torch.where(again, other, chosen[:, level])
         taken = taken.scatter(1, chosen[:, level : level + 1], -torch.inf)
     return chosen
+
+
+RULES: dict[str, Rule] = {
+    "intercept": _by(intercept_scores),
+    "babsr": _by(babsr_scores),
+    "kfsb": _by_looking_ahead,
+}

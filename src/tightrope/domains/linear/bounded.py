@@ -13,7 +13,7 @@ from tightrope.box import Box
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.magnitudes import magnitudes
 from tightrope.domains.linear.relaxations import Lines, lines
-from tightrope.domains.linear.rules import ACTIVATIONS, Form, backward
+from tightrope.domains.linear.rules import ACTIVATIONS, RULES, Form, backward, by_intervals
 from tightrope.graph import Graph, ops
 
 
@@ -53,8 +53,9 @@ class Relaxation:
         """Return the bounds of one batch element that `relaxed` needs to start from."""
         nodes = self.graph.nodes
         needed = {0, self.output, *(nodes[i].inputs[0] for i in self.lines)}
-        pools = (node.inputs[0] for node in nodes if isinstance(node.op, ops.MaxPool))
-        return {i: self.boxes[i][element : element + 1] for i in sorted(needed.union(pools))}
+        needed.update(node.inputs[0] for node in nodes if isinstance(node.op, ops.MaxPool))
+        needed.update(i for i, node in enumerate(nodes) if RULES.get(type(node.op)) is by_intervals)
+        return {i: self.boxes[i][element : element + 1] for i in sorted(needed)}
 
     def pull(
         self,

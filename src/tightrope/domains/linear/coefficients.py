@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tightrope.box import flat
 from tightrope.graph import ops
+from tightrope.graph.windows import sides
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,8 @@ class Coefficients:
     def through(self, op: ops.Conv2d, shape: tuple[int, ...]) -> Coefficients:
         """Return the coefficients before a convolution of inputs of that shape."""
         values = self.values
-        extra = tuple(
-            size + 2 * padding - dilation * (kernel - 1) - 1 - (out - 1) * stride
-            for size, out, kernel, stride, padding, dilation in zip(
-                shape[1:],
-                values.shape[2:],
-                op.weight.shape[2:],
-                op.stride,
-                op.padding,
-                op.dilation,
-                strict=True,
-            )
-        )
+        counts = zip(sides(op, shape), values.shape[2:], strict=True)
+        extra = tuple(side.left_over(count) for side, count in counts)
         return self.like(
             F.conv_transpose2d(
                 values, op.weight, None, op.stride, op.padding, extra, op.groups, op.dilation

@@ -22,8 +22,9 @@ from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
-from tightrope.domains.linear.rules import ACTIVATIONS
+from tightrope.domains.linear.rules import ACTIVATIONS, RULES, by_intervals
 from tightrope.domains.reduced.reduction import COPIES, MEMORY, Reducer, reduce, reducible
+from tightrope.domains.rounding import cornered
 from tightrope.graph import Graph, ops
 from tightrope.graph.maxpool import maximum_of
 
@@ -57,7 +58,7 @@ def relax(graph: Graph, box: Box, *, effort: Effort = ALPHA, rounding: float = 0
     are optimised for a batch of one only.
     """
     readers = graph.consumers()
-    box = _cornered(box, rounding)
+    box = cornered(box, rounding)
     sizes = Magnitudes(graph, box)
     found = Relaxation(graph, {0: box}, {}, sizes.terms, rounding)
     reducer = None
@@ -126,16 +127,6 @@ def unstable_neurons(relaxation: Relaxation) -> int:
     return sum(int(unstable(relaxation.boxes[nodes[i].inputs[0]]).sum()) for i in relaxation.lines)
 
 
-def _cornered(box: Box, rounding: float) -> Box:
-    """Return a box held as corners; the true ones may lie between floating-point numbers."""
-    if not (rounding and box.centered):
-        return Box(*box.corners)
-    center, radius = box.middle
-    infinity = torch.full_like(center, torch.inf)
-    lower, upper = center - radius, center + radius
-    return Box(torch.nextafter(lower, -infinity), torch.nextafter(upper, infinity))
-
-
 def _as_maximum(found: Relaxation, i: int, bounds: Box) -> Box:
     """Tighten intervals of a maximum: as a sum, its two parts would be bounded apart."""
     pair = maximum_of(found.graph, i)
@@ -152,11 +143,15 @@ def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
     for op in readers:
         if isinstance(op, ops.Relu | ops.LeakyRelu):
             masks.append(unstable(bounds))
-        elif isinstance(op, ops.Sigmoid | ops.Tanh | ops.MaxPool):
+        elif isinstance(op, ops.Sigmoid | ops.Tanh | ops.MaxPool) or _by_intervals(op):
             masks.append(bounds.lower < bounds.upper)
     if not masks:
         return None
     return torch.stack(masks).any(0)
+
+
+def _by_intervals(op: ops.Op) -> bool:
+    return RULES[type(op)] is by_intervals
 
 
 @dataclass(frozen=True)

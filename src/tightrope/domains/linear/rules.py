@@ -27,14 +27,17 @@ from torch import Tensor
 from tightrope.box import Box, flat
 from tightrope.deadline import check_time
 from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.relaxations import RULES as LINES
 from tightrope.domains.linear.relaxations import Lines
+from tightrope.domains.rounding import growth
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
+from tightrope.graph.windows import sides
 
 Magnitudes = Mapping[int, Tensor]
 
-ACTIVATIONS = (ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh)
+ACTIVATIONS = tuple(LINES)
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,6 @@ class Form:
         """Return where in the box that is, one point per row (dense coefficients only)."""
         a = self.coefficients
         return torch.where(a.values > 0, a.take(box.lower), a.take(box.upper))
-
-
-def growth(terms: int, rounding: float) -> float:
-    """Return the relative error of a sum of so many products, and some more around it."""
-    steps = (terms + 8) * rounding
-    return steps / (1 - steps)
 
 
 @dataclass
@@ -133,7 +130,8 @@ def backward(
 
     `lines` holds the relaxation of every activation on the way, by position; `slopes` replaces
     lower slopes through the origin, per row, where neurons are unstable; `boxes` are bounds on
-    the inputs of max pools. For a strict bound give `magnitudes` and `rounding`.
+    the inputs of max pools and on what is bounded by intervals. For a strict bound give
+    `magnitudes` and `rounding`.
     """
     zero = rows.values.new_zeros(len(rows.values))
     state = _Pass(graph, lines, slopes or {}, boxes or {}, magnitudes, rounding, zero, zero)
@@ -302,25 +300,32 @@ def _others(op: ops.MaxPool, upper: Tensor, index: Tensor) -> Tensor:
     height, width = upper.shape[2:]
     places = torch.arange(height * width, dtype=upper.dtype, device=upper.device)
     # Windows begin inside: room for the rest of one at the far edges lets them stick out.
-    reach = [step * (taps - 1) for step, taps in zip(op.dilation, op.kernel, strict=True)]
-    padding = (op.padding[1], reach[1], op.padding[0], reach[0])
+    down, across = sides(op, upper.shape)
+    padding = (across.before, across.span - 1, down.before, down.span - 1)
     values = F.pad(upper, padding, value=-torch.inf)
     numbers = F.pad(places.view(1, 1, height, width), padding, value=-1.0)
     best = torch.full_like(index, 0, dtype=upper.dtype).fill_(-torch.inf)
     rows, columns = index.shape[2:]
-    for di in range(op.kernel[0]):
-        for dj in range(op.kernel[1]):
-            top, left = di * op.dilation[0], dj * op.dilation[1]
-            cut = (
-                slice(None),
-                slice(None),
-                slice(top, top + (rows - 1) * op.stride[0] + 1, op.stride[0]),
-                slice(left, left + (columns - 1) * op.stride[1] + 1, op.stride[1]),
-            )
+    for di in range(down.kernel):
+        for dj in range(across.kernel):
+            cut = (..., down.tap(di, rows), across.tap(dj, columns))
             other = numbers[cut].expand_as(index) != index
             best = torch.where(other, torch.maximum(best, values[cut]), best)
     return best
 
+
+def by_intervals(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+    """An operation without a rule of its own: constant bounds, whatever its inputs are."""
+    lower, upper = state.boxes[i].corners
+    state.add(a.like(a.values.clamp(min=0)), lower)
+    state.add(a.like(a.values.clamp(max=0)), upper)
+    nodes = state.graph.nodes
+    blank = (a.values.new_zeros(len(a.values), *nodes[j].shape) for j in nodes[i].inputs)
+    return tuple(Coefficients(values, a.owner) for values in blank)
+
+
+# Operations for which `by_intervals` has to do.
+BY_INTERVALS: tuple[type[ops.Op], ...] = ()
 
 RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.Linear: _linear,
@@ -341,4 +346,5 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.LeakyRelu: _activation,
     ops.Sigmoid: _activation,
     ops.Tanh: _activation,
+    **dict.fromkeys(BY_INTERVALS, by_intervals),
 }

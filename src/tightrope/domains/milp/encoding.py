@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from tightrope.box import Box
-from tightrope.domains.linear.pooling import windows
 from tightrope.domains.milp.expressions import (
     EPS,
+    NOT_PIECEWISE_LINEAR,
     RULES,
     Array,
     Expression,
@@ -30,6 +30,7 @@ from tightrope.domains.milp.expressions import (
 )
 from tightrope.errors import UserError
 from tightrope.graph import Graph, Node, ops
+from tightrope.graph.windows import pooled_places
 
 # The solver drops coefficients below this; they are taken out here and allowed for.
 SMALLEST_COEFFICIENT = 1e-12
@@ -117,18 +118,18 @@ class Encoding:
         values = {0: Expression(inputs, nothing, self.largest, nothing)}
         for i in sorted(_needed(self.graph) - {0}):
             op, before = nodes[i].op, [values[j] for j in nodes[i].inputs]
-            if isinstance(op, ops.Relu | ops.LeakyRelu):
-                values[i] = self._relu(op, before[0], *self._limits(bounds, nodes[i]))
-            elif isinstance(op, ops.MaxPool):
-                values[i] = self._max_pool(nodes[i], before[0], *self._limits(bounds, nodes[i]))
-            elif type(op) in RULES:
-                shapes = [nodes[j].shape for j in nodes[i].inputs]
-                values[i] = RULES[type(op)](op, shapes, nodes[i].shape, *before)
-            else:
+            if isinstance(op, NOT_PIECEWISE_LINEAR):
                 raise UserError(
                     f"the layer {nodes[i].name!r} is a {type(op).__name__}, which is not "
                     "piecewise linear: exact verification needs ReLU, LeakyReLU or max pooling"
                 )
+            if isinstance(op, ops.Relu | ops.LeakyRelu):
+                values[i] = self._relu(op, before[0], *self._limits(bounds, nodes[i]))
+            elif isinstance(op, ops.MaxPool):
+                values[i] = self._max_pool(nodes[i], before[0], *self._limits(bounds, nodes[i]))
+            else:
+                shapes = [nodes[j].shape for j in nodes[i].inputs]
+                values[i] = RULES[type(op)](op, shapes, nodes[i].shape, *before)
             if not np.isfinite(values[i].error).all():
                 raise UserError(
                     f"the layer {nodes[i].name!r} computes numbers that are not finite on the box: "
@@ -244,7 +245,7 @@ class Encoding:
         """Encode the maximum of those inputs of each window that can be the largest."""
         assert isinstance(node.op, ops.MaxPool)
         shape = self.graph.nodes[node.inputs[0]].shape
-        window = windows(node.op, shape).flatten(1).numpy()
+        window = pooled_places(node.op, shape).flatten(1).numpy()
         inside = window >= 0
         lowest = np.where(inside, lower[window], -INFINITY)
         highest = np.where(inside, upper[window], -INFINITY)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tightrope.domains.rounding import growth
 from tightrope.errors import UserError
 from tightrope.graph import dense, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
@@ -59,12 +60,6 @@ class Expression:
         return Expression(*(part[rows] for part in parts))
 
 
-def growth(terms: int) -> float:
-    """Return the relative error of a sum of `terms` products and a few roundings around it."""
-    steps = (terms + 16) * EPS
-    return steps / (1 - steps)
-
-
 def widened(matrix: Array, columns: int) -> Array:
     """Return a sparse matrix with zero columns appended."""
     if matrix.shape[1] == columns:
@@ -90,7 +85,8 @@ def transform(x: Expression, matrix: Array, offset: Array, size: Array | None = 
     absolute = abs(matrix)
     terms = int(np.diff(matrix.indptr).max(initial=0))
     magnitude = absolute @ x.magnitude + size
-    error = (absolute @ x.error + growth(terms) * magnitude + TINY) * (1 + growth(terms))
+    share = growth(terms + 8, EPS)
+    error = (absolute @ x.error + share * magnitude + TINY) * (1 + share)
     product = (matrix @ x.matrix).tocsr()
     return Expression(product, matrix @ x.constant + offset, magnitude, error)
 
@@ -180,7 +176,8 @@ def _combine(sign: float) -> Callable[..., Expression]:
         columns = max(a.matrix.shape[1], b.matrix.shape[1])
         matrix = widened(a.matrix, columns) + sign * widened(b.matrix, columns)
         magnitude = a.magnitude + b.magnitude
-        error = (a.error + b.error + growth(2) * magnitude) * (1 + growth(2))
+        share = growth(2 + 8, EPS)
+        error = (a.error + b.error + share * magnitude) * (1 + share)
         return Expression(matrix.tocsr(), a.constant + sign * b.constant, magnitude, error)
 
     return rule
@@ -201,3 +198,7 @@ RULES: dict[type[ops.Op], Callable[..., Expression]] = {
     ops.Add: _combine(1.0),
     ops.Sub: _combine(-1.0),
 }
+# Encoded with variables of their own (`tightrope.domains.milp.encoding`).
+ENCODED = (ops.Relu, ops.LeakyRelu, ops.MaxPool)
+# No program has a rule for them: a network that holds one is refused.
+NOT_PIECEWISE_LINEAR = (ops.Sigmoid, ops.Tanh)

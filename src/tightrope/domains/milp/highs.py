@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tightrope.domains.milp.encoding import SMALLEST_COEFFICIENT, Encoding
-from tightrope.domains.milp.expressions import TINY, Array, growth, require
+from tightrope.domains.milp.expressions import EPS, TINY, Array, require
+from tightrope.domains.rounding import growth
 
 # HiGHS refuses feasibility tolerances below 1e-10; some room is left to work in.
 TOLERANCE = 1e-9
@@ -35,7 +36,7 @@ class Objective:
         """Return `row . output + offset`."""
         output = encoding.output
         size = np.abs(row) @ output.magnitude + abs(offset)
-        error = np.abs(row) @ output.error + growth(len(row)) * size
+        error = np.abs(row) @ output.error + growth(len(row) + 8, EPS) * size
         constant = float(row @ output.constant + offset)
         return cls(output.matrix.T @ row, constant, float(error))
 
@@ -47,7 +48,7 @@ class Objective:
     def rounded(self, value: float, size: float) -> float:
         """Return value + constant, less the rounding of a sum of that size."""
         size = size + abs(self.constant)
-        slack = self.error + growth(len(self.cost)) * size + TINY
+        slack = self.error + growth(len(self.cost) + 8, EPS) * size + TINY
         lower = value + self.constant - slack
         return lower if math.isfinite(lower) else -math.inf
 
@@ -131,7 +132,7 @@ class Solver:
         size = np.abs(duals) @ (np.abs(side) + rows.slack + abs(rows.matrix) @ encoding.largest)
         size += np.abs(objective.cost) @ encoding.largest
         # Sums run over rows and over variables, one inside the other.
-        factor = growth(len(duals) + len(reduced))
+        factor = growth(len(duals) + len(reduced) + 8, EPS)
         return objective.rounded(float(value - factor * size), float(size))
 
     def _new(self, *, relaxed: bool) -> Any:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from tightrope.domains.linear.alpha import alpha_bounds
-from tightrope.domains.linear.rules import growth
 from tightrope.domains.reduced.multineuron import GroupSettings, layer_constraints
 from tightrope.domains.reduced.reduction import Layer, Reduced, Rows
 from tightrope.domains.reduced.splits import Cuts
+from tightrope.domains.rounding import growth
 
 
 def network_cuts(

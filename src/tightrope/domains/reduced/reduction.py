@@ -25,7 +25,7 @@ from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.magnitudes import largest
 from tightrope.domains.linear.relaxations import Lines, lines, unstable
-from tightrope.domains.linear.rules import growth
+from tightrope.domains.rounding import growth
 from tightrope.graph import Graph, ops
 from tightrope.graph.graph import Node
 

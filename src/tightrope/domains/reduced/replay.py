@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tightrope.domains.linear.rules import growth
 from tightrope.domains.reduced.reduction import MEMORY, Reduced
 from tightrope.domains.reduced.splits import Cuts, Subproblems
+from tightrope.domains.rounding import growth
 
 
 def strict_bounds(

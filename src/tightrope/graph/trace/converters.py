@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tightrope.graph import ops
 from tightrope.graph.trace import shapes
 from tightrope.graph.values import Value, apply, pair, refuse
+from tightrope.graph.windows import Side
 
 # --- affine layers --------------------------------------------------------------------------
 
@@ -39,23 +40,25 @@ def _conv2d(
     groups: int = 1,
 ) -> Any:
     refuse(isinstance(weight, Value), "a weight that depends on the input")
-    before, inside = _explicit_padding(padding, weight, pair(dilation))
+    before, inside = _explicit_padding(x, padding, weight, pair(dilation))
     conv = ops.Conv2d(weight, bias, pair(stride), inside, pair(dilation), groups)
     return apply(x, *before, conv)
 
 
 def _explicit_padding(
-    padding: Any, weight: Tensor, dilation: ops.Pair
+    x: Value, padding: Any, weight: Tensor, dilation: ops.Pair
 ) -> tuple[tuple[ops.Op, ...], ops.Pair]:
     """Resolve `padding="same"`; an odd total needs a padding layer of its own."""
     if not isinstance(padding, str):
         return (), pair(padding)
     if padding == "valid":
         return (), (0, 0)
-    total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    if all(t % 2 == 0 for t in total):
-        return (), (total[0] // 2, total[1] // 2)
-    (top, left), (bottom, right) = [t // 2 for t in total], [t - t // 2 for t in total]
+    (top, bottom), (left, right) = (
+        Side(size, kernel, dilation=step).same
+        for size, kernel, step in zip(x.shape[-2:], weight.shape[2:], dilation, strict=True)
+    )
+    if (top, left) == (bottom, right):
+        return (), (top, left)
     return (ops.Pad((left, right, top, bottom), 0.0),), (0, 0)
 
 

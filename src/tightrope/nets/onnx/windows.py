@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tightrope.graph import ops
 from tightrope.graph.values import refuse
+from tightrope.graph.windows import Side
 from tightrope.limits import ONNX_TENSOR_ELEMENTS
 from tightrope.nets.messages import short
 from tightrope.nets.onnx.builder import Builder, Call, Converter, Value, sample_shape
@@ -65,20 +66,16 @@ def _windows(call: Call, value: Value, kernel: ops.Pair) -> _Windows:
     before, after, count = [], [], []
     for i, size in enumerate(value.shape[2:]):
         low, high = pads[i], pads[i + 2]
-        stride, reach = strides[i], dilations[i] * (kernel[i] - 1) + 1
+        side = Side(size, kernel[i], strides[i], low, high, dilations[i])
         if mode in _SAME:
-            total = (-(-size // stride) - 1) * stride + reach - size
-            refuse(total < 0, f"auto_pad={mode} with gaps between the windows")
-            low, high = total // 2, total - total // 2
+            low, high = side.same
+            refuse(low + high < 0, f"auto_pad={mode} with gaps between the windows")
             low, high = (low, high) if mode == "SAME_UPPER" else (high, low)
-        free = size + low + high - reach
-        refuse(free < 0, f"a window of {reach} for {size} and padding {[low, high]}")
-        windows = free // stride + 1
-        if ceil_mode and free % stride and windows * stride < size + low:
-            windows += 1  # it reaches over the edge, but does not begin beyond it
+            side = side._replace(before=low, after=high)
+        refuse(side.free < 0, f"a window of {side.span} for {size} and padding {[low, high]}")
         before.append(low)
         after.append(high)
-        count.append(windows)
+        count.append(side.windows(ceil_mode))
     height, width = (
         size + low + high for size, low, high in zip(value.shape[2:], before, after, strict=True)
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from tightrope.study import families, published
-from tightrope.study.experiment import Claim, Column, Experiment, Findings, Picture, Table, Value
+from tightrope.study.columns import CERTIFIED, NATURAL, TAPS, first, paper, plans_of
+from tightrope.study.experiment import Claim, Column, Experiment, Picture, Row, Sheet, Table
 from tightrope.study.measured import Measured, Measurements
 from tightrope.study.pictures import curves
 from tightrope.study.plans import Plan
-
-WHERE = "Table 4; Section 4.2"
 
 
 def groups(scale: str) -> dict[tuple[int, int], Plan]:
@@ -26,52 +27,22 @@ def baseline(scale: str) -> Plan:
     return families.paper("mnist-0.3", "ibp") if scale == "paper" else families.short("ibp")
 
 
-def plans(scale: str) -> list[Plan]:
+def rows(scale: str) -> list[Row]:
     """Every strength, and IBP to compare with."""
-    return [baseline(scale), *groups(scale).values()]
+    _, natural, _, certified = published.WEIGHT["mnist-0.3"]["ibp"]
+    known = paper("certified natural", (certified, natural))
+    made = [Row({"steps": "IBP", "restarts": None, **known}, (baseline(scale),))]
+    for (steps, restarts), plan in groups(scale).items():
+        reference = published.ATTACK.get(restarts, {}).get(steps, (None, None))
+        known = paper("certified natural", reference)
+        made.append(Row({"steps": steps, "restarts": restarts, **known}, (plan,)))
+    return made
 
 
-def analyse(runs: Measurements) -> Findings:
-    """Follow certified and natural accuracy over the strength of the attack."""
-    columns = (
-        Column("steps", "steps", "d"),
-        Column("restarts", "restarts", "d"),
-        Column("certified", "certified"),
-        Column("natural", "natural"),
-        Column("taps", "TAPS accuracy"),
-        Column("seconds", "training, s", ".0f"),
-        Column("paper_certified", "paper: certified"),
-        Column("paper_natural", "natural"),
-    )
-    base, found = baseline(runs.scale), groups(runs.scale)
-    everything: dict[Any, Plan] = {("IBP", None): base, **found}
-    rows = [_row(runs, steps, restarts, p) for (steps, restarts), p in everything.items()]
-    names = {pair: plan.name for pair, plan in found.items()}
-    title = "Strength of the latent attack, % (the paper's numbers: CNN7, MNIST at 0.3)"
-    table = Table("attack-strength", title, columns, tuple(rows))
-    pictures: tuple[Picture, ...] = ()
-    if any(row["certified"] is not None for row in rows[1:]):
-        pictures = (Picture("attack-strength", lambda plt: _draw(plt, rows[1:])),)
-    return Findings((table,), tuple(_claims(runs, base.name, names)), pictures)
-
-
-def _row(runs: Measurements, steps: Any, restarts: Any, plan: Plan) -> dict[str, Value]:
-    certified, natural = published.ATTACK.get(restarts, {}).get(steps, (None, None))
-    if steps == "IBP":
-        _, natural, _, certified = published.WEIGHT["mnist-0.3"]["ibp"]
-    return {
-        "steps": steps,
-        "restarts": restarts,
-        "certified": runs.value(plan.name, lambda run: run.certified),
-        "natural": runs.value(plan.name, lambda run: run.natural),
-        "taps": runs.value(plan.name, lambda run: run.accuracy("taps")),
-        "seconds": runs.value(plan.name, lambda run: run.training_seconds),
-        "paper_certified": certified,
-        "paper_natural": natural,
-    }
-
-
-def _claims(runs: Measurements, base: str, names: dict[tuple[int, int], str]) -> list[Claim]:
+def claims(runs: Measurements, tables: Sequence[Table]) -> list[Claim]:
+    """Compare a single step with IBP, and with stronger attacks."""
+    base = baseline(runs.scale).name
+    names = {pair: plan.name for pair, plan in groups(runs.scale).items()}
     weak = names[1, 1]
     strong = [name for (steps, _), name in names.items() if steps >= 20]
     return [
@@ -109,7 +80,14 @@ def _compare(one: Measured, rest: tuple[Measured, ...], what: str, sign: int) ->
     )
 
 
-def _draw(plt: Any, rows: list[dict[str, Value]]) -> Any:
+def draw(runs: Measurements, tables: Sequence[Table]) -> Iterator[Picture]:
+    """Draw certified and natural accuracy over the steps."""
+    rows = tables[0].rows[1:]
+    if any(row["certified"] is not None for row in rows):
+        yield Picture("attack-strength", lambda plt: _draw(plt, rows))
+
+
+def _draw(plt: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
     figure, grid = plt.subplots(1, 2, figsize=(8, 3.4))
     steps = [str(row["steps"]) for row in rows if row["restarts"] == 1]
     for axes, what in zip(grid, ("certified", "natural"), strict=True):
@@ -118,15 +96,31 @@ def _draw(plt: Any, rows: list[dict[str, Value]]) -> Any:
             own = {str(r["steps"]): r[what] for r in rows if r["restarts"] == restarts}
             lines[f"{restarts} restart{'s' if restarts > 1 else ''}"] = [own.get(s) for s in steps]
         curves(axes, steps, lines, xlabel="steps", ylabel=f"{what} accuracy, %")
-    figure.tight_layout()
     return figure
 
 
+TABLE = Sheet(
+    "attack-strength",
+    "Strength of the latent attack, % (the paper's numbers: CNN7, MNIST at 0.3)",
+    (
+        Column("steps", "steps", "d"),
+        Column("restarts", "restarts", "d"),
+        CERTIFIED,
+        NATURAL,
+        TAPS,
+        Column("seconds", "training, s", ".0f", first(attrgetter("training_seconds"))),
+        Column("paper_certified", "paper: certified"),
+        Column("paper_natural", "natural"),
+    ),
+    lambda runs: rows(runs.scale),
+)
 EXPERIMENT = Experiment(
     name="attack-strength",
     claim="Even a single latent step beats IBP; stronger attacks certify slightly more.",
-    where=WHERE,
-    plans=plans,
-    analyse=analyse,
+    where="Table 4; Section 4.2",
     paper_minutes=11_000,
+    plans=lambda scale: plans_of(rows(scale)),
+    tables=(TABLE,),
+    claims=claims,
+    draw=draw,
 )

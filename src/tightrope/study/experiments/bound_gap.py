@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tightrope.study import families, published
-from tightrope.study.experiment import Claim, Column, Experiment, Findings, Picture, Table, Value
+from tightrope.study.experiment import Claim, Column, Experiment, Picture, Sheet, Table, Value
 from tightrope.study.measured import Measured, Measurements
 from tightrope.study.pictures import histogram, label
 from tightrope.study.plans import Plan
 
-WHERE = "Figure 6; Section 4.2"
 METHODS = ("ibp", "sabr", "taps", "staps")
 SIMILAR = 0.25  # largest distance of two distribution functions that we call similar
 
@@ -31,34 +30,19 @@ def gaps(run: Measured) -> dict[str, np.ndarray]:
     }
 
 
-def analyse(runs: Measurements) -> Findings:
+def rows(runs: Measurements) -> Iterator[Mapping[str, Value]]:
     """Compare the differences by training method."""
-    columns = (
-        Column("method", "trained by"),
-        Column("taps", "IBP - TAPS: mean", ".4f"),
-        Column("taps_deviation", "deviation", ".4f"),
-        Column("paper_taps", "paper: mean", ".4f"),
-        Column("staps", "SABR - STAPS: mean", ".4f"),
-        Column("staps_deviation", "deviation", ".4f"),
-        Column("distance", "distance of scaled distributions", ".3f"),
-    )
-    rows, found = [], {}
     for method in METHODS:
-        row: dict[str, Value] = {"method": label(method)}
-        own = runs.value(f"tiny-{method}", gaps)
         errors = published.ERRORS[method]
+        row: dict[str, Value] = {"method": label(method)}
         row["paper_taps"] = errors["ibp"][0] - errors["taps"][0]
+        own = runs.value(f"tiny-{method}", gaps)
         if own is not None:
-            found[method] = own
             for kind, values in own.items():
                 row[kind] = float(values.mean())
                 row[f"{kind}_deviation"] = float(values.std())
             row["distance"] = scaled_distance(own["taps"], own["staps"])
-        rows.append(row)
-    title = "Difference of bounds on the worst margin at 0.05"
-    table = Table("bound-gap", title, columns, tuple(rows))
-    pictures = (Picture("bound-gap", lambda plt: _draw(plt, found)),) if found else ()
-    return Findings((table,), tuple(_claims(runs)), pictures)
+        yield row
 
 
 def scaled_distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -69,7 +53,8 @@ def scaled_distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(shares[0] - shares[1]).max())
 
 
-def _claims(runs: Measurements) -> list[Claim]:
+def claims(runs: Measurements, tables: Sequence[Table]) -> list[Claim]:
+    """Compare the networks trained by SABR, TAPS and STAPS."""
     names = [f"tiny-{m}" for m in ("sabr", "taps", "staps")]
     return [
         *(
@@ -107,22 +92,45 @@ def _alike(*three: Measured) -> tuple[bool, str]:
     return max(distances.values()) <= SIMILAR, f"distance (at most {SIMILAR} is alike): {text}"
 
 
+def draw(runs: Measurements, tables: Sequence[Table]) -> Iterator[Picture]:
+    """Draw histograms of both kinds of differences."""
+    every = {method: runs.value(f"tiny-{method}", gaps) for method in METHODS}
+    found = {method: own for method, own in every.items() if own is not None}
+    if found:
+        yield Picture("bound-gap", lambda plt: _draw(plt, found))
+
+
 def _draw(plt: Any, found: Mapping[str, Any]) -> Any:
     figure, grid = plt.subplots(1, 2, figsize=(9, 3.6))
     titles = {"taps": "IBP less TAPS bounds", "staps": "SABR less STAPS bounds"}
     for axes, (kind, title) in zip(grid, titles.items(), strict=True):
         histogram(axes, {method: values[kind] for method, values in found.items()})
         axes.set(title=title, xlabel="difference of bounds on the worst margin")
-    figure.tight_layout()
     return figure
 
 
+TABLE = Sheet(
+    "bound-gap",
+    "Difference of bounds on the worst margin at 0.05",
+    (
+        Column("method", "trained by"),
+        Column("taps", "IBP - TAPS: mean", ".4f"),
+        Column("taps_deviation", "deviation", ".4f"),
+        Column("paper_taps", "paper: mean", ".4f"),
+        Column("staps", "SABR - STAPS: mean", ".4f"),
+        Column("staps_deviation", "deviation", ".4f"),
+        Column("distance", "distance of scaled distributions", ".3f"),
+    ),
+    rows,
+)
 EXPERIMENT = Experiment(
     name="bound-gap",
     claim="The latent attack takes most off the bounds of networks trained by TAPS and STAPS: "
     "their later layers are regularised least.",
-    where=WHERE,
-    plans=plans,
-    analyse=analyse,
+    where="Figure 6; Section 4.2",
     paper_minutes=100,
+    plans=plans,
+    tables=(TABLE,),
+    claims=claims,
+    draw=draw,
 )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from tightrope.study import families
-from tightrope.study.experiment import Claim, Column, Experiment, Findings, Picture, Table, Value
+from tightrope.study import columns, families
+from tightrope.study.columns import deviation, natural_accuracy, plans_of, taps_accuracy
+from tightrope.study.experiment import Claim, Column, Experiment, Picture, Row, Sheet, Table
 from tightrope.study.measured import Measured, Measurements, doubt, over_seeds
 from tightrope.study.pictures import curves
 from tightrope.study.plans import Plan
 
-WHERE = "Figure 8; Section 4.2"
 ALL = (0.0, 0.25, 0.5, 0.75, 1.0)
 SPAN = 1.0  # points that the picture shows at least
 # Tiny networks differ by less than their seeds do.
@@ -31,58 +31,19 @@ def groups(scale: str) -> dict[str, dict[float, list[Plan]]]:
     }
 
 
-def plans(scale: str) -> list[Plan]:
+def rows(scale: str) -> list[Row]:
     """All seeds of every c."""
-    return [plan for group in groups(scale).values() for own in group.values() for plan in own]
+    return [
+        Row({"network": network, "c": c}, tuple(plans))
+        for network, group in groups(scale).items()
+        for c, plans in group.items()
+    ]
 
 
-def analyse(runs: Measurements) -> Findings:
+def claims(runs: Measurements, tables: Sequence[Table]) -> Iterator[Claim]:
     """Follow TAPS and natural accuracy over c."""
-    columns = (
-        Column("network", "network"),
-        Column("c", "c", "g"),
-        Column("seeds", "seeds", "d"),
-        Column("taps", "TAPS accuracy"),
-        Column("taps_deviation", "deviation"),
-        Column("natural", "natural"),
-        Column("natural_deviation", "deviation"),
-        Column("certified", "certified"),
-        Column("samples", "certified on", "d"),
-    )
-    rows: list[dict[str, Value]] = []
-    claims: list[Claim] = []
-    drawn: dict[str, Any] = {}
     for network, group in groups(runs.scale).items():
-        own = [_row(runs, network, c, [plan.name for plan in p]) for c, p in group.items()]
-        rows += own
-        claims += _claims(runs, network, group)
-        if any(row["taps"] is not None for row in own):
-            drawn[network] = own
-    title = "Effect of c, %, means over seeds (the paper shows it as curves only)"
-    pictures = (Picture("connector", lambda plt: _draw(plt, drawn)),) if drawn else ()
-    return Findings((Table("connector", title, columns, tuple(rows)),), tuple(claims), pictures)
-
-
-def _row(runs: Measurements, network: str, c: float, names: list[str]) -> dict[str, Value]:
-    return {
-        "network": network,
-        "c": c,
-        "seeds": sum(runs.get(name) is not None for name in names),
-        "taps": runs.mean(names, _taps),
-        "taps_deviation": runs.deviation(names, _taps),
-        "natural": runs.mean(names, _natural),
-        "natural_deviation": runs.deviation(names, _natural),
-        "certified": runs.mean(names, lambda run: run.certified),
-        "samples": runs.value(names[0], lambda run: run.samples),
-    }
-
-
-def _taps(run: Measured) -> float:
-    return run.accuracy("taps")
-
-
-def _natural(run: Measured) -> float:
-    return run.accuracy("natural")
+        yield from _claims(runs, network, group)
 
 
 def _claims(runs: Measurements, network: str, group: dict[float, list[Plan]]) -> list[Claim]:
@@ -116,7 +77,14 @@ def _extreme(
     return alone and means[at] == best(means.values()), text
 
 
-def _draw(plt: Any, drawn: dict[str, Any]) -> Any:
+def draw(runs: Measurements, tables: Sequence[Table]) -> Iterator[Picture]:
+    """Draw both accuracies over c, with their deviations, network by network."""
+    drawn = tables[0].groups("taps")
+    if drawn:
+        yield Picture("connector", lambda plt: _draw(plt, drawn))
+
+
+def _draw(plt: Any, drawn: Mapping[str, Any]) -> Any:
     figure, grid = plt.subplots(len(drawn), 2, figsize=(8, 3.2 * len(drawn)), squeeze=False)
     for line, (network, rows) in zip(grid, drawn.items(), strict=True):
         for axes, what in zip(line, ("taps", "natural"), strict=True):
@@ -132,15 +100,32 @@ def _draw(plt: Any, drawn: dict[str, Any]) -> Any:
             missing = max(0.0, SPAN - (high - low)) / 2
             axes.set_ylim(low - missing, high + missing)
             axes.set_title(network)
-    figure.tight_layout()
     return figure
 
 
+TABLE = Sheet(
+    "connector",
+    "Effect of c, %, means over seeds (the paper shows it as curves only)",
+    (
+        Column("network", "network"),
+        Column("c", "c", "g"),
+        columns.SEEDS,
+        columns.MEAN_TAPS,
+        Column("taps_deviation", "deviation", read=deviation(taps_accuracy)),
+        columns.MEAN_NATURAL,
+        Column("natural_deviation", "deviation", read=deviation(natural_accuracy)),
+        columns.MEAN_CERTIFIED,
+        columns.CERTIFIED_ON,
+    ),
+    lambda runs: rows(runs.scale),
+)
 EXPERIMENT = Experiment(
     name="connector",
     claim="TAPS trains best with a connector between binary and linear: c = 0.5.",
-    where=WHERE,
-    plans=plans,
-    analyse=analyse,
+    where="Figure 8; Section 4.2",
     paper_minutes=4_500,
+    plans=lambda scale: plans_of(rows(scale)),
+    tables=(TABLE,),
+    claims=claims,
+    draw=draw,
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from tightrope.study import families, published
-from tightrope.study.experiment import Claim, Column, Experiment, Findings, Table, Value
+from tightrope.study import columns, families, published
+from tightrope.study.columns import certified, natural_accuracy, paper, plans_of, taps_accuracy
+from tightrope.study.experiment import Claim, Column, Experiment, Row, Sheet, Table
 from tightrope.study.measured import Measured, Measurements, doubt, over_seeds
 from tightrope.study.plans import Plan
 
-WHERE = "Table 3; Section 4.2"
 COLLAPSED = 50.0  # natural accuracy, %, below which a training has gone nowhere
 KINDS = ("single", "multi")
 SEEDS = range(3)  # of tiny networks
@@ -34,63 +34,31 @@ def groups(scale: str) -> dict[tuple[str, int], dict[str, list[Plan]]]:
     return {("tiny CNN3", 1): tiny, **own}
 
 
-def plans(scale: str) -> list[Plan]:
+def rows(scale: str) -> list[Row]:
     """All seeds of both kinds at every split."""
-    return [plan for group in groups(scale).values() for own in group.values() for plan in own]
+    made = []
+    for (network, relus), group in groups(scale).items():
+        for kind, plans in group.items():
+            reference = published.ESTIMATORS[kind].get(relus, (None, None))
+            known = paper("certified natural", reference)
+            known |= {"network": network, "relus": relus, "kind": kind}
+            made.append(Row(known, tuple(plans)))
+    return made
 
 
-def analyse(runs: Measurements) -> Findings:
+def claims(runs: Measurements, tables: Sequence[Table]) -> Iterator[Claim]:
     """Compare the two kinds at every split."""
-    columns = (
-        Column("network", "network"),
-        Column("relus", "ReLUs in classifier", "d"),
-        Column("kind", "estimator"),
-        Column("seeds", "seeds", "d"),
-        Column("certified", "certified"),
-        Column("natural", "natural"),
-        Column("taps", "TAPS accuracy"),
-        Column("samples", "certified on", "d"),
-        Column("paper_certified", "paper: certified"),
-        Column("paper_natural", "natural"),
-    )
-    rows: list[dict[str, Value]] = []
-    claims: list[Claim] = []
-    for (network, k), group in groups(runs.scale).items():
-        for kind, own in group.items():
-            names = [plan.name for plan in own]
-            certified, natural = published.ESTIMATORS[kind].get(k, (None, None))
-            rows.append(
-                {
-                    "network": network,
-                    "relus": k,
-                    "kind": kind,
-                    "seeds": sum(runs.get(name) is not None for name in names),
-                    "certified": runs.mean(names, lambda run: run.certified),
-                    "natural": runs.mean(names, lambda run: run.accuracy("natural")),
-                    "taps": runs.mean(names, lambda run: run.accuracy("taps")),
-                    "samples": runs.value(names[0], lambda run: run.samples),
-                    "paper_certified": certified,
-                    "paper_natural": natural,
-                }
-            )
-        claims += _claims(runs, network, k, group)
-    title = "Single and multiple estimators, %, means over seeds (paper: CNN7, MNIST at 0.3)"
-    return Findings((Table("estimators", title, columns, tuple(rows)),), tuple(claims))
+    for (network, relus), group in groups(runs.scale).items():
+        yield from _claims(runs, network, relus, group)
 
 
 def _claims(runs: Measurements, network: str, k: int, group: dict[str, list[Plan]]) -> list[Claim]:
     single, multi = ([plan.name for plan in group[kind]] for kind in KINDS)
     relus = f"{network}, {k} ReLU{'s' if k > 1 else ''} in the classifier"
     tested: dict[str, tuple[Callable[[Measured], float], bool]] = {
-        "several estimators certify more than a single one.": (_certified, True),
-        "TAPS accuracy with several estimators is better.": (
-            lambda run: run.accuracy("taps"),
-            True,
-        ),
-        "natural accuracy with several estimators is better or equal.": (
-            lambda run: run.accuracy("natural"),
-            False,
-        ),
+        "several estimators certify more than a single one.": (certified, True),
+        "TAPS accuracy with several estimators is better.": (taps_accuracy, True),
+        "natural accuracy with several estimators is better or equal.": (natural_accuracy, False),
     }
     found = [
         runs.judge(
@@ -123,25 +91,39 @@ def _better(
     before, now = list(map(read, single)), list(map(read, multi))
     gap = fmean(now) - fmean(before)
     text = f"single {over_seeds(before)}, multi {over_seeds(now)}"
-    if read is _certified:  # on fewer samples than the others
+    if read is certified:  # on fewer samples than the others
         text += f" on {multi[0].samples} samples (± {multi[0].noise:.2f} each)"
     return gap > 0 or (not strictly and gap == 0), text + doubt((before, now))
-
-
-def _certified(run: Measured) -> float:
-    return run.certified
 
 
 def _collapses(natural: Sequence[float]) -> tuple[bool, str]:
     return max(natural) < COLLAPSED, f"natural accuracy {over_seeds(natural)}"
 
 
+TABLE = Sheet(
+    "estimators",
+    "Single and multiple estimators, %, means over seeds (paper: CNN7, MNIST at 0.3)",
+    (
+        Column("network", "network"),
+        Column("relus", "ReLUs in classifier", "d"),
+        Column("kind", "estimator"),
+        columns.SEEDS,
+        columns.MEAN_CERTIFIED,
+        columns.MEAN_NATURAL,
+        columns.MEAN_TAPS,
+        columns.CERTIFIED_ON,
+        Column("paper_certified", "paper: certified"),
+        Column("paper_natural", "natural"),
+    ),
+    lambda runs: rows(runs.scale),
+)
 EXPERIMENT = Experiment(
     name="estimators",
     claim="One latent point per class certifies more than one for all, and trains stably with "
     "small classifiers.",
-    where=WHERE,
-    plans=plans,
-    analyse=analyse,
+    where="Table 3; Section 4.2",
     paper_minutes=5_400,
+    plans=lambda scale: plans_of(rows(scale)),
+    tables=(TABLE,),
+    claims=claims,
 )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tightrope.study import families, published
-from tightrope.study.experiment import Claim, Column, Experiment, Findings, Picture, Table, Value
+from tightrope.study import columns, families, published
+from tightrope.study.experiment import Claim, Column, Experiment, Picture, Row, Sheet, Table
 from tightrope.study.measured import Measured, Measurements
 from tightrope.study.pictures import label, scatter
-from tightrope.study.plans import Plan
 
 METHODS = ("pgd", "ibp", "sabr", "taps", "staps", "mtl-ibp")
-WHERE = "Table 1; Section 4.1"
 
 
 def groups(scale: str) -> dict[str, str]:
@@ -26,66 +25,26 @@ def groups(scale: str) -> dict[str, str]:
     }
 
 
-def plans(scale: str) -> list[Plan]:
+def rows(scale: str) -> list[Row]:
     """Every method in every setting."""
     made = []
     for group, setting in groups(scale).items():
         for method in METHODS:
+            reference = published.MAIN[setting].get(method, (None, None))
+            known = columns.paper("natural certified", reference)
+            known |= {"group": group, "key": method, "method": label(method)}
             if scale == "paper":
-                made.append(families.paper(setting, method))
+                plan = families.paper(setting, method)
             else:
-                net = group.removeprefix(f"{setting}-")
-                made.append(families.laptop(setting, net, method))
+                plan = families.laptop(setting, group.removeprefix(f"{setting}-"), method)
+            made.append(Row(known, (plan,)))
     return made
 
 
-def analyse(runs: Measurements) -> Findings:
-    """Put our accuracies beside the paper's."""
-    columns = (
-        Column("group", "setting"),
-        Column("method", "method"),
-        Column("natural", "natural"),
-        Column("adversarial", "adversarial"),
-        Column("certified", "certified"),
-        Column("samples", "samples", "d"),
-        Column("paper_natural", "paper: natural"),
-        Column("paper_certified", "certified"),
-    )
-    rows, claims, drawn = [], [], {}
-    everything = groups(runs.scale)
-    tried = {g for g in everything if any(runs.tried(f"{g}-{m}") for m in METHODS)}
-    for group, setting in everything.items():
-        claims += _claims(runs, group, setting)
-        if tried and group not in tried:  # with --only: rows without a number help nobody
-            continue
-        for method in METHODS:
-            rows.append(_row(runs, group, setting, method))
-        points = {
-            str(row["key"]): (row["natural"], row["certified"])
-            for row in rows
-            if row["group"] == group and row["certified"] is not None
-        }
-        if points:
-            drawn[group] = points
-    pictures = (Picture("accuracies", lambda plt: _draw(plt, drawn)),) if drawn else ()
-    title = "Natural and certified accuracy, % (the paper: CNN7 on the full test set)"
-    return Findings((Table("main", title, columns, tuple(rows)),), tuple(claims), pictures)
-
-
-def _row(runs: Measurements, group: str, setting: str, method: str) -> dict[str, Value]:
-    name = f"{group}-{method}"
-    natural, certified = published.MAIN[setting].get(method, (None, None))
-    return {
-        "group": group,
-        "key": method,
-        "method": label(method),
-        "natural": runs.value(name, lambda run: run.natural),
-        "adversarial": runs.value(name, lambda run: run.adversarial),
-        "certified": runs.value(name, lambda run: run.certified),
-        "samples": runs.value(name, lambda run: run.samples),
-        "paper_natural": natural,
-        "paper_certified": certified,
-    }
+def claims(runs: Measurements, tables: Sequence[Table]) -> Iterator[Claim]:
+    """Compare the methods in every setting."""
+    for group, setting in groups(runs.scale).items():
+        yield from _claims(runs, group, setting)
 
 
 def _claims(runs: Measurements, group: str, setting: str) -> list[Claim]:
@@ -138,21 +97,46 @@ def _samples(run: Measured) -> str:
     return f"{run.samples} samples (certified ± {run.noise:.2f})"
 
 
-def _draw(plt: Any, drawn: dict[str, Any]) -> Any:
+def draw(runs: Measurements, tables: Sequence[Table]) -> Iterator[Picture]:
+    """Draw natural against certified accuracy, setting by setting."""
+    drawn = tables[0].groups("certified")
+    if drawn:
+        yield Picture("accuracies", lambda plt: _draw(plt, drawn))
+
+
+def _draw(plt: Any, drawn: Mapping[str, Any]) -> Any:
     figure, grid = plt.subplots(1, len(drawn), figsize=(4.5 * len(drawn), 3.8), squeeze=False)
-    for axes, (group, points) in zip(grid[0], drawn.items(), strict=True):
-        scatter(axes, points)
+    for axes, (group, rows) in zip(grid[0], drawn.items(), strict=True):
+        known = [row for row in rows if row["certified"] is not None]
+        scatter(axes, {row["key"]: (row["natural"], row["certified"]) for row in known})
         axes.set_title(group)
-    figure.tight_layout()
     return figure
 
 
+TABLE = Sheet(
+    "main",
+    "Natural and certified accuracy, % (the paper: CNN7 on the full test set)",
+    (
+        Column("group", "setting"),
+        Column("key", ""),
+        Column("method", "method"),
+        columns.NATURAL,
+        columns.ADVERSARIAL,
+        columns.CERTIFIED,
+        columns.SAMPLES,
+        Column("paper_natural", "paper: natural"),
+        Column("paper_certified", "certified"),
+    ),
+    lambda runs: columns.only_tried(runs, rows(runs.scale), "group"),
+)
 EXPERIMENT = Experiment(
     name="main",
     claim="TAPS and STAPS certify more than IBP and SABR, and TAPS beats IBP in natural "
     "accuracy, too.",
-    where=WHERE,
-    plans=plans,
-    analyse=analyse,
+    where="Table 1; Section 4.1",
     paper_minutes=34_000,
+    plans=lambda scale: columns.plans_of(rows(scale)),
+    tables=(TABLE,),
+    claims=claims,
+    draw=draw,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import methodcaller
 from statistics import fmean
@@ -11,14 +11,24 @@ from typing import Any
 import numpy as np
 
 from tightrope.study import families, published
-from tightrope.study.experiment import Claim, Column, Experiment, Findings, Picture, Table, Value
+from tightrope.study.columns import NATURAL, certified, count, deviation, first, mean, natural
+from tightrope.study.experiment import (
+    Claim,
+    Column,
+    Experiment,
+    Picture,
+    Row,
+    Sheet,
+    Table,
+    Value,
+)
 from tightrope.study.measured import Measured, Measurements, Missing, over_seeds
 from tightrope.study.pictures import histogram, label, scatter
 from tightrope.study.plans import Plan
 
 METHODS = ("pgd", "ibp", "sabr", "taps", "staps")
 ESTIMATES = ("ibp", "pgd", "sabr", "taps")
-WHERE = "Figures 1, 5, 9; Section 4.2"
+SHOWN = ("ibp", "sabr", "taps", "pgd")  # in the table of accuracies
 SEEDS = range(3)
 POINT = 1.0
 SMALL = 0.5
@@ -59,108 +69,55 @@ def errors(run: Measured) -> dict[str, np.ndarray]:
     return {name: margins[index] - exact for name, margins in estimated.items()}
 
 
-def analyse(runs: Measurements) -> Findings:
-    """Compare estimates with exact margins, and accuracies with the paper's."""
-    found = {m: runs.value(f"tiny-{m}", errors) for m in METHODS}
-    known = {m: e for m, e in found.items() if e is not None}
-    problems = tuple(p for m in METHODS for p in disagreements(runs, m))
-    return Findings(
-        (_accuracies(runs), _errors(found), _comparison(runs)),
-        tuple(_claims(runs)),
-        _pictures(runs, known),
-        problems,
-    )
-
-
 # --- tables -------------------------------------------------------------------------------------
 
 
-def _accuracies(runs: Measurements) -> Table:
-    columns = [
-        Column("method", "trained by"),
-        Column("natural", "natural"),
-        Column("exact", "robust, exact"),
-        Column("seeds", "seeds", "d"),
-        Column("mean", "mean"),
-        Column("deviation", "deviation"),
-        Column("paper_exact", "paper"),
-        Column("undecided", "undecided", "d"),
-    ]
-    for name in ("ibp", "sabr", "taps", "pgd"):
-        columns += [
-            Column(name, f"by {label(name)}"),
-            Column(f"paper_{name}", "paper"),
-        ]
-    rows = []
+def accuracy_rows(runs: Measurements) -> Iterator[Row]:
+    """All seeds of each method; the first one is examined in full."""
+    seeds = repeated()
     for method in METHODS:
-        name = f"tiny-{method}"
-        seeds = [plan.name for plan in repeated().get(method, ())] or [name]
-        row: dict[str, Value] = {
-            "method": label(method),
-            "natural": runs.value(name, lambda run: run.natural),
-            "exact": runs.value(name, lambda run: run.certified),
-            "seeds": len(runs.values(seeds, lambda run: run.certified)),
-            "mean": runs.mean(seeds, lambda run: run.certified),
-            "deviation": runs.deviation(seeds, lambda run: run.certified),
-            "paper_exact": published.EXACT[method],
-            "undecided": runs.value(name, lambda run: run.certification["unknown"]),
-        }
-        for by in ("ibp", "sabr", "taps", "pgd"):
-            row[by] = runs.value(name, methodcaller("accuracy", by))
-            row[f"paper_{by}"] = published.SHARES.get(method, {}).get(by)
-        rows.append(row)
-    title = "Test samples with a negative worst margin at 0.05, % (a proof for exact only)"
-    return Table("accuracies", title, tuple(columns), tuple(rows))
+        known: dict[str, Value] = {"method": label(method), "paper_exact": published.EXACT[method]}
+        for by in SHOWN:
+            known[f"paper_{by}"] = published.SHARES.get(method, {}).get(by)
+        yield Row(known, tuple(seeds.get(method) or [families.tiny(method)]))
 
 
-def _errors(found: Mapping[str, Any]) -> Table:
-    columns = (
-        Column("method", "trained by"),
-        Column("estimate", "estimate"),
-        Column("mean", "mean error", ".4f"),
-        Column("absolute", "mean absolute", ".4f"),
-        Column("deviation", "deviation", ".4f"),
-        Column("samples", "samples", "d"),
-        Column("paper_mean", "paper: mean", ".4g"),
-        Column("paper_absolute", "absolute", ".4g"),
-        Column("paper_deviation", "deviation", ".4g"),
-    )
-    rows = []
+def _accuracy_columns() -> Iterator[Column]:
+    yield Column("method", "trained by")
+    yield NATURAL
+    yield Column("exact", "robust, exact", read=first(certified))
+    yield Column("seeds", "seeds", "d", count(certified))
+    yield Column("mean", "mean", read=mean(certified))
+    yield Column("deviation", "deviation", read=deviation(certified))
+    yield Column("paper_exact", "paper")
+    yield Column("undecided", "undecided", "d", first(lambda run: run.certification["unknown"]))
+    for by in SHOWN:
+        yield Column(by, f"by {label(by)}", read=first(methodcaller("accuracy", by)))
+        yield Column(f"paper_{by}", "paper")
+
+
+def error_rows(runs: Measurements) -> Iterator[Mapping[str, Value]]:
+    """Compare each estimate with exact margins."""
     for method in METHODS:
+        found = runs.value(f"tiny-{method}", errors)
         for name in ESTIMATES:
-            mean, absolute, deviation = published.ERRORS[method][name]
             row: dict[str, Value] = {"method": label(method), "estimate": label(name)}
-            if found[method] is not None:
-                values = found[method][name]
+            if found is not None:
+                values = found[name]
                 row |= {
                     "mean": float(values.mean()),
                     "absolute": float(np.abs(values).mean()),
                     "deviation": float(values.std()),
                     "samples": len(values),
                 }
-            row |= {"paper_mean": mean, "paper_absolute": absolute, "paper_deviation": deviation}
-            rows.append(row)
-    title = "Error of the worst margin: estimated less exact"
-    return Table("errors", title, columns, tuple(rows))
+            names = ("paper_mean", "paper_absolute", "paper_deviation")
+            yield row | dict(zip(names, published.ERRORS[method][name], strict=True))
 
 
-def _comparison(runs: Measurements) -> Table:
-    columns = (
-        Column("method", "trained by"),
-        Column("solved", "solved exactly", "d"),
-        Column("by_search", "by our search", "d"),
-        Column("open", "not in time", "d"),
-        Column("compared", "compared with MILP", "d"),
-        Column("largest", "largest difference", ".2e"),
-        Column("contradictions", "contradictions", "d"),
-    )
-    rows = []
+def comparison_rows(runs: Measurements) -> Iterator[Mapping[str, Value]]:
+    """Compare exact margins with those of a mixed-integer program."""
     for method in METHODS:
-        row: dict[str, Value] = {"method": label(method)}
-        row |= runs.value(f"tiny-{method}", _compared) or {}
-        rows.append(row)
-    title = "Exact margins: branch and bound against a mixed-integer program"
-    return Table("comparison", title, columns, tuple(rows))
+        yield {"method": label(method), **(runs.value(f"tiny-{method}", _compared) or {})}
 
 
 def _compared(run: Measured) -> dict[str, Value]:
@@ -190,26 +147,28 @@ def contradicts(record: Mapping[str, Any]) -> bool:
     return bool(low > high + AGREEMENT)
 
 
-def disagreements(runs: Measurements, method: str) -> list[str]:
+def problems(runs: Measurements) -> Iterator[str]:
     """Return a line for each network on which the two exact methods contradict each other."""
-    bad = runs.value(
-        f"tiny-{method}", lambda run: [r for r in run.exact if r.get("milp") and contradicts(r)]
-    )
-    if not bad:
-        return []
-    first = bad[0]
-    return [
-        f"tiny-{method}: branch and bound and MILP contradict each other on {len(bad)} samples, "
-        f"the first is {first['index']}: [{first['lower']:.6g}, {first['upper']:.6g}] and "
-        f"[{first['milp']['lower']:.6g}, {first['milp']['upper']:.6g}]"
-    ]
+    for method in METHODS:
+        bad = runs.value(
+            f"tiny-{method}", lambda run: [r for r in run.exact if r.get("milp") and contradicts(r)]
+        )
+        if bad:
+            first = bad[0]
+            yield (
+                f"tiny-{method}: branch and bound and MILP contradict each other on {len(bad)} "
+                f"samples, the first is {first['index']}: "
+                f"[{first['lower']:.6g}, {first['upper']:.6g}] and "
+                f"[{first['milp']['lower']:.6g}, {first['milp']['upper']:.6g}]"
+            )
 
 
 # --- claims -------------------------------------------------------------------------------------
 
 
-def _claims(runs: Measurements) -> list[Claim]:
-    certified = [plan.name for group in repeated().values() for plan in group]
+def claims(runs: Measurements, tables: Sequence[Table]) -> list[Claim]:
+    """Judge robust accuracy and the precision of estimates."""
+    seeds = [plan.name for group in repeated().values() for plan in group]
     everyone = [f"tiny-{m}" for m in METHODS]
     judge = runs.judge
     return [
@@ -217,7 +176,7 @@ def _claims(runs: Measurements) -> list[Claim]:
             "Robust accuracy rises from IBP over SABR to TAPS, and STAPS is no worse than TAPS "
             "(half a point allowed), in the mean of three seeds.",
             "Figure 1",
-            certified,
+            seeds,
             _in_order,
         ),
         judge(
@@ -233,7 +192,7 @@ def _claims(runs: Measurements) -> list[Claim]:
             "Ours, not the paper's: exact robust accuracy is within a point of the authors' "
             "networks (one seed each), in the mean of three seeds.",
             "Figure 1",
-            certified,
+            seeds,
             _near_the_paper,
         ),
         judge(
@@ -318,20 +277,20 @@ def _all_of(answers: Any) -> tuple[bool, str]:
 # --- figures ------------------------------------------------------------------------------------
 
 
-def _pictures(runs: Measurements, found: Mapping[str, Any]) -> tuple[Picture, ...]:
-    seeds = {method: [plan.name for plan in group] for method, group in repeated().items()}
-    points = {
-        method: (natural, certified)
-        for method, names in seeds.items()
-        if (natural := runs.mean(names, lambda run: run.natural)) is not None
-        and (certified := runs.mean(names, lambda run: run.certified)) is not None
-    }
-    pictures = []
+def draw(runs: Measurements, tables: Sequence[Table]) -> Iterator[Picture]:
+    """Draw errors by training method, and the paper's first figure."""
+    every = {method: runs.value(f"tiny-{method}", errors) for method in METHODS}
+    found = {method: values for method, values in every.items() if values is not None}
+    points = {}
+    for method, group in repeated().items():
+        names = [plan.name for plan in group]
+        point = runs.mean(names, natural), runs.mean(names, certified)
+        if None not in point:
+            points[method] = point
     if found:
-        pictures.append(Picture("errors", lambda plt: _by_training(plt, found)))
+        yield Picture("errors", lambda plt: _by_training(plt, found))
     if {"ibp", "sabr", "taps"} <= set(found) and points:
-        pictures.append(Picture("intro", lambda plt: _intro(plt, found, points)))
-    return tuple(pictures)
+        yield Picture("intro", lambda plt: _intro(plt, found, points))
 
 
 def _by_training(plt: Any, found: Mapping[str, Any]) -> Any:
@@ -339,11 +298,10 @@ def _by_training(plt: Any, found: Mapping[str, Any]) -> Any:
     for axes, (method, values) in zip(grid[0], found.items(), strict=True):
         histogram(axes, values)
         axes.set(title=f"{label(method)}-trained", xlabel="estimated less exact worst margin")
-    figure.tight_layout()
     return figure
 
 
-def _intro(plt: Any, found: Mapping[str, Any], points: Mapping[str, tuple[float, float]]) -> Any:
+def _intro(plt: Any, found: Mapping[str, Any], points: Mapping[str, Any]) -> Any:
     figure = plt.figure(figsize=(9, 5))
     grid = figure.add_gridspec(3, 2, width_ratios=(2, 1))
     reach = max(float(np.quantile(np.abs(found[m][m]), 0.99)) for m in ("ibp", "sabr", "taps"))
@@ -355,16 +313,54 @@ def _intro(plt: Any, found: Mapping[str, Any], points: Mapping[str, tuple[float,
     assert first is not None
     axes.set_xlabel("error of the estimate that each network was trained with")
     scatter(figure.add_subplot(grid[:, 1]), points)
-    figure.tight_layout()
     return figure
 
 
+ACCURACIES = Sheet(
+    "accuracies",
+    "Test samples with a negative worst margin at 0.05, % (a proof for exact only)",
+    tuple(_accuracy_columns()),
+    accuracy_rows,
+)
+ERRORS = Sheet(
+    "errors",
+    "Error of the worst margin: estimated less exact",
+    (
+        Column("method", "trained by"),
+        Column("estimate", "estimate"),
+        Column("mean", "mean error", ".4f"),
+        Column("absolute", "mean absolute", ".4f"),
+        Column("deviation", "deviation", ".4f"),
+        Column("samples", "samples", "d"),
+        Column("paper_mean", "paper: mean", ".4g"),
+        Column("paper_absolute", "absolute", ".4g"),
+        Column("paper_deviation", "deviation", ".4g"),
+    ),
+    error_rows,
+)
+COMPARISON = Sheet(
+    "comparison",
+    "Exact margins: branch and bound against a mixed-integer program",
+    (
+        Column("method", "trained by"),
+        Column("solved", "solved exactly", "d"),
+        Column("by_search", "by our search", "d"),
+        Column("open", "not in time", "d"),
+        Column("compared", "compared with MILP", "d"),
+        Column("largest", "largest difference", ".2e"),
+        Column("contradictions", "contradictions", "d"),
+    ),
+    comparison_rows,
+)
 EXPERIMENT = Experiment(
     name="precision",
     claim="TAPS estimates the worst case far more precisely than IBP, PGD and SABR, and its "
     "networks are the more robust for it.",
-    where=WHERE,
-    plans=plans,
-    analyse=analyse,
+    where="Figures 1, 5, 9; Section 4.2",
     paper_minutes=500,
+    plans=plans,
+    tables=(ACCURACIES, ERRORS, COMPARISON),
+    claims=claims,
+    draw=draw,
+    problems=problems,
 )

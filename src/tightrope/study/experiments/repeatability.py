@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 
-from tightrope.study import families, published
-from tightrope.study.experiment import Column, Experiment, Findings, Table, Value
+from tightrope.study import columns, families, published
+from tightrope.study.columns import count, deviation, mean, plans_of
+from tightrope.study.experiment import Claim, Column, Experiment, Row, Sheet, Table, Value
 from tightrope.study.experiments import precision
 from tightrope.study.measured import Measured, Measurements
 from tightrope.study.plans import Plan
 
-WHERE = "Table 15; Appendix C"
+ACCURACIES = {
+    "natural": columns.natural,
+    "adversarial": columns.adversarial,
+    "certified": columns.certified,
+}
 SMALL = 0.5  # points; the largest deviation in the paper's table is 0.46 for certified accuracy
 
 
@@ -32,45 +37,28 @@ def _setting_and_method(name: str) -> tuple[str, str]:
     return setting, method
 
 
-def plans(scale: str) -> list[Plan]:
+def rows(scale: str) -> list[Row]:
     """Three seeds of each."""
-    return [plan for group in groups(scale).values() for plan in group]
+    made = []
+    for name, group in groups(scale).items():
+        references = published.REPEATABILITY.get(name, (None,) * 3)
+        known: dict[str, Value] = {"run": name}
+        for what, reference in zip(ACCURACIES, references, strict=True):
+            known[f"paper_{what}"] = None if reference is None else "{} ± {}".format(*reference)
+        made.append(Row(known, tuple(group)))
+    return made
 
 
-def analyse(runs: Measurements) -> Findings:
-    """Compute mean and deviation of the three accuracies."""
-    whats = ("natural", "adversarial", "certified")
-    columns = [Column("run", "run"), Column("seeds", "seeds", "d")]
-    for what in whats:
-        columns += [
-            Column(what, what),
-            Column(f"{what}_deviation", "deviation"),
-            Column(f"paper_{what}", "paper"),
-        ]
-    rows, claims = [], []
+def claims(runs: Measurements, tables: Sequence[Table]) -> Iterator[Claim]:
+    """Look at the deviation of certified accuracy."""
     for name, group in groups(runs.scale).items():
-        row: dict[str, Value] = {"run": name}
-        for what, reference in zip(
-            whats, published.REPEATABILITY.get(name, (None,) * 3), strict=True
-        ):
-            names, read = [plan.name for plan in group], attrgetter(what)
-            row["seeds"] = len(runs.values(names, read))
-            row[what] = runs.mean(names, read)
-            row[f"{what}_deviation"] = runs.deviation(names, read)
-            row[f"paper_{what}"] = None if reference is None else "{} ± {}".format(*reference)
-        rows.append(row)
-        claims.append(
-            runs.judge(
-                f"{name}: certified accuracy varies little over seeds: by at most {SMALL} points "
-                "(standard deviation).",
-                "Table 15",
-                [plan.name for plan in group],
-                _varies_little,
-            )
+        yield runs.judge(
+            f"{name}: certified accuracy varies little over seeds: by at most {SMALL} points "
+            "(standard deviation).",
+            "Table 15",
+            [plan.name for plan in group],
+            _varies_little,
         )
-    title = "Mean and standard deviation over seeds, %"
-    table = Table("repeatability", title, tuple(columns), tuple(rows))
-    return Findings((table,), tuple(claims))
 
 
 def _varies_little(*found: Measured) -> tuple[bool, str]:
@@ -79,11 +67,27 @@ def _varies_little(*found: Measured) -> tuple[bool, str]:
     return deviation <= SMALL, f"{', '.join(f'{v:.2f}' for v in values)}: ± {deviation:.2f}"
 
 
+def _columns() -> Iterator[Column]:
+    yield Column("run", "run")
+    yield Column("seeds", "seeds", "d", count(ACCURACIES["certified"]))
+    for what, read in ACCURACIES.items():
+        yield Column(what, what, read=mean(read))
+        yield Column(f"{what}_deviation", "deviation", read=deviation(read))
+        yield Column(f"paper_{what}", "paper")
+
+
+TABLE = Sheet(
+    "repeatability",
+    "Mean and standard deviation over seeds, %",
+    tuple(_columns()),
+    lambda runs: rows(runs.scale),
+)
 EXPERIMENT = Experiment(
     name="repeatability",
     claim="Results vary little from seed to seed.",
-    where=WHERE,
-    plans=plans,
-    analyse=analyse,
+    where="Table 15; Appendix C",
     paper_minutes=25_000,
+    plans=lambda scale: plans_of(rows(scale)),
+    tables=(TABLE,),
+    claims=claims,
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
-from tightrope.study import families, published
-from tightrope.study.experiment import Claim, Column, Experiment, Findings, Picture, Table, Value
+from tightrope.study import columns, families, published
+from tightrope.study.experiment import Claim, Column, Experiment, Picture, Row, Sheet, Table
 from tightrope.study.measured import Measured, Measurements
 from tightrope.study.pictures import curves
 from tightrope.study.plans import Plan
@@ -37,64 +40,29 @@ def tinyimagenet() -> dict[tuple[str, int], Plan]:
 # --- split --------------------------------------------------------------------------------------
 
 
-def split_plans(scale: str) -> list[Plan]:
+def split_rows(scale: str) -> list[Row]:
     """Every split."""
-    made = [plan for group in groups(scale).values() for plan in group]
-    return made + (list(tinyimagenet().values()) if scale == "paper" else [])
-
-
-def analyse_split(runs: Measurements) -> Findings:
-    """Follow accuracies over the size of the classifier, by certification method."""
-    columns = (
-        Column("setting", "setting"),
-        Column("relus", "ReLUs in classifier", "d"),
-        Column("natural", "natural"),
-        Column("adversarial", "adversarial"),
-        Column("certified", "certified"),
-        Column("by_crown", "by IBP and CROWN-IBP"),
-        Column("by_ibp", "by IBP"),
-        Column("samples", "samples", "d"),
-        Column("paper_natural", "paper: natural"),
-        Column("paper_adversarial", "adversarial"),
-        Column("paper_certified", "MN-BaB"),
-        Column("paper_by_ibp", "IBP"),
-    )
-    rows: list[dict[str, Value]] = []
-    claims: list[Claim] = []
-    pictures = []
-    for setting, group in groups(runs.scale).items():
-        own = [
-            _row(runs, setting, k, plan.name, published.SPLIT[setting][k])
-            for k, plan in enumerate(group)
-        ]
-        rows += own
-        claims += _split_claims(runs, setting, [plan.name for plan in group])
-        if any(row["certified"] is not None for row in own):
-            pictures.append(_split_picture(setting, own))
-    if runs.scale == "paper":
+    made = [
+        _row(setting, k, plan, published.SPLIT[setting][k])
+        for setting, group in groups(scale).items()
+        for k, plan in enumerate(group)
+    ]
+    if scale == "paper":
         for (method, k), plan in tinyimagenet().items():
             reference = (*published.SPLIT_TINYIMAGENET[method][k], None)
-            rows.append(_row(runs, f"tinyimagenet-1-255 {method}", k, plan.name, reference))
-    table = Table("split", "Effect of the split, %", columns, tuple(rows))
-    return Findings((table,), tuple(claims), tuple(pictures))
+            made.append(_row(f"tinyimagenet-1-255 {method}", k, plan, reference))
+    return made
 
 
-def _row(runs: Measurements, setting: str, k: int, name: str, reference: Any) -> dict[str, Value]:
-    natural, adversarial, certified, by_ibp = reference
-    return {
-        "setting": setting,
-        "relus": k,
-        "natural": runs.value(name, lambda run: run.natural),
-        "adversarial": runs.value(name, lambda run: run.adversarial),
-        "certified": runs.value(name, lambda run: run.certified),
-        "by_crown": runs.value(name, lambda run: run.certified_by("ibp", "crown-ibp")),
-        "by_ibp": runs.value(name, lambda run: run.certified_by("ibp")),
-        "samples": runs.value(name, lambda run: run.samples),
-        "paper_natural": natural,
-        "paper_adversarial": adversarial,
-        "paper_certified": certified,
-        "paper_by_ibp": by_ibp,
-    }
+def _row(setting: str, k: int, plan: Plan, reference: Sequence[float | None]) -> Row:
+    known = columns.paper("natural adversarial certified by_ibp", reference)
+    return Row({"setting": setting, "relus": k, **known}, (plan,))
+
+
+def split_claims(runs: Measurements, tables: Sequence[Table]) -> Iterator[Claim]:
+    """Compare splits with IBP training, by certification method."""
+    for setting, group in groups(runs.scale).items():
+        yield from _split_claims(runs, setting, [plan.name for plan in group])
 
 
 def _split_claims(runs: Measurements, setting: str, names: list[str]) -> list[Claim]:
@@ -128,7 +96,8 @@ def _split_claims(runs: Measurements, setting: str, names: list[str]) -> list[Cl
     ]
 
 
-def _split_picture(setting: str, rows: list[dict[str, Value]]) -> Picture:
+def draw_split(runs: Measurements, tables: Sequence[Table]) -> Iterator[Picture]:
+    """Draw accuracies over the size of the classifier, a figure per setting."""
     names = {
         "natural": "natural",
         "adversarial": "adversarial",
@@ -136,64 +105,56 @@ def _split_picture(setting: str, rows: list[dict[str, Value]]) -> Picture:
         "by_crown": "certified by CROWN-IBP",
         "by_ibp": "certified by IBP",
     }
+    for setting, rows in _settings(runs, tables[0], "certified"):
+        lines = {title: [row[name] for row in rows] for name, title in names.items()}
+        options = {"xlabel": "ReLUs in the classifier"}
+        yield Picture(f"split-{setting}", partial(_over_splits, setting, lines, options))
 
-    def draw(plt: Any) -> Any:
-        figure, axes = plt.subplots(figsize=(6, 4))
-        lines: Any = {title: [row[n] for row in rows] for n, title in names.items()}
-        curves(axes, list(RELUS), lines, xlabel="ReLUs in the classifier")
-        axes.set_title(setting)
-        figure.tight_layout()
-        return figure
 
-    return Picture(f"split-{setting}", draw)
+def _settings(runs: Measurements, table: Table, needed: str) -> Iterator[tuple[str, Any]]:
+    """Return the rows of each setting of which all splits are trained."""
+    own = groups(runs.scale)
+    return ((name, rows) for name, rows in table.groups(needed).items() if name in own)
+
+
+def _over_splits(setting: str, lines: Any, options: Mapping[str, str], plt: Any) -> Any:
+    figure, axes = plt.subplots(figsize=(6, 4))
+    curves(axes, list(RELUS), lines, **options)
+    axes.set_title(setting)
+    return figure
 
 
 # --- trainability -------------------------------------------------------------------------------
 
 
-def trainability_plans(scale: str) -> list[Plan]:
+def trainability_rows(scale: str) -> list[Row]:
     """The runs of `split`, each tested under every split."""
     samples = 1000 if scale == "laptop" else families.ALL
     options = {"relus": tuple(RELUS), "samples": samples}
     return [
-        replace(plan, splits=options, minutes=plan.minutes + TESTING)
-        for group in groups(scale).values()
-        for plan in group
+        Row(
+            {"setting": setting, "trained": k},
+            (replace(plan, splits=options, minutes=plan.minutes + TESTING),),
+        )
+        for setting, group in groups(scale).items()
+        for k, plan in enumerate(group)
     ]
 
 
-def analyse_trainability(runs: Measurements) -> Findings:
-    """Put TAPS accuracy in a table of training split by test split."""
-    columns = (
-        Column("setting", "setting"),
-        Column("trained", "trained with", "d"),
-        *(Column(f"tested_{k}", f"tested with {k}") for k in RELUS),
-    )
-    rows: list[dict[str, Value]] = []
-    claims, pictures = [], []
+def trainability_claims(runs: Measurements, tables: Sequence[Table]) -> Iterator[Claim]:
+    """Look for the best training split of each test split."""
     for setting, group in groups(runs.scale).items():
-        own = []
-        for k, plan in enumerate(group):
-            found: dict[int, float] = runs.value(plan.name, lambda run: run.splits) or {}
-            tested = {f"tested_{t}": found.get(t) for t in RELUS}
-            own.append({"setting": setting, "trained": k, **tested})
-        rows += own
-        names = [plan.name for plan in group]
-        claims.append(
-            runs.judge(
-                f"{setting}: under each test split with ReLUs, the network trained with that "
-                "split has the highest TAPS accuracy.",
-                "Figures 10, 11",
-                names,
-                _diagonal,
-            )
+        yield runs.judge(
+            f"{setting}: under each test split with ReLUs, the network trained with that "
+            "split has the highest TAPS accuracy.",
+            "Figures 10, 11",
+            [plan.name for plan in group],
+            _diagonal,
         )
-        if any(row["tested_1"] is not None for row in own):
-            pictures.append(_trainability_picture(setting, own))
-    title = "TAPS accuracy, %, by ReLUs in the classifier (the paper shows it as curves only)"
-    return Findings(
-        (Table("trainability", title, columns, tuple(rows)),), tuple(claims), tuple(pictures)
-    )
+
+
+def _tested(relus: int) -> columns.Read:
+    return lambda run: run.splits.get(relus)
 
 
 def _diagonal(*found: Measured) -> tuple[bool, str]:
@@ -206,20 +167,14 @@ def _diagonal(*found: Measured) -> tuple[bool, str]:
     return agreeing == len(best), f"best training split by test split: {text}"
 
 
-def _trainability_picture(setting: str, rows: list[dict[str, Any]]) -> Picture:
-    def draw(plt: Any) -> Any:
-        figure, axes = plt.subplots(figsize=(6, 4))
+def draw_trainability(runs: Measurements, tables: Sequence[Table]) -> Iterator[Picture]:
+    """Draw TAPS accuracy over the test split, a figure per setting."""
+    options = {"xlabel": "ReLUs in the test split", "ylabel": "TAPS accuracy, %"}
+    for setting, rows in _settings(runs, tables[0], "tested_1"):
         lines = {
             f"trained with {row['trained']}": [row[f"tested_{k}"] for k in RELUS] for row in rows
         }
-        curves(
-            axes, list(RELUS), lines, xlabel="ReLUs in the test split", ylabel="TAPS accuracy, %"
-        )
-        axes.set_title(setting)
-        figure.tight_layout()
-        return figure
-
-    return Picture(f"trainability-{setting}", draw)
+        yield Picture(f"trainability-{setting}", partial(_over_splits, setting, lines, options))
 
 
 SPLIT = Experiment(
@@ -227,16 +182,58 @@ SPLIT = Experiment(
     claim="A later cut regularises more; precise certification turns less regularisation into "
     "certified accuracy, IBP does not.",
     where="Figure 7; Tables 11-13; Section 4.2",
-    plans=split_plans,
-    analyse=analyse_split,
     paper_minutes=90_000,
+    plans=lambda scale: columns.plans_of(split_rows(scale)),
+    tables=(
+        Sheet(
+            "split",
+            "Effect of the split, %",
+            (
+                Column("setting", "setting"),
+                Column("relus", "ReLUs in classifier", "d"),
+                columns.NATURAL,
+                columns.ADVERSARIAL,
+                columns.CERTIFIED,
+                Column(
+                    "by_crown",
+                    "by IBP and CROWN-IBP",
+                    read=columns.first(methodcaller("certified_by", "ibp", "crown-ibp")),
+                ),
+                Column("by_ibp", "by IBP", read=columns.first(columns.by_ibp)),
+                columns.SAMPLES,
+                Column("paper_natural", "paper: natural"),
+                Column("paper_adversarial", "adversarial"),
+                Column("paper_certified", "MN-BaB"),
+                Column("paper_by_ibp", "IBP"),
+            ),
+            lambda runs: split_rows(runs.scale),
+        ),
+    ),
+    claims=split_claims,
+    draw=draw_split,
 )
 TRAINABILITY = Experiment(
     name="trainability",
     claim="The network trained with a split is the best one under that split, unless the "
     "optimisation is too hard.",
     where="Figures 10, 11; Appendix C",
-    plans=trainability_plans,
-    analyse=analyse_trainability,
     paper_minutes=90_000,
+    plans=lambda scale: columns.plans_of(trainability_rows(scale)),
+    tables=(
+        Sheet(
+            "trainability",
+            "TAPS accuracy, %, by ReLUs in the classifier (the paper shows it as curves only)",
+            (
+                Column("setting", "setting"),
+                Column("trained", "trained with", "d"),
+                *(
+                    Column(f"tested_{k}", f"tested with {k}", read=columns.first(_tested(k)))
+                    for k in RELUS
+                ),
+            ),
+            lambda runs: trainability_rows(runs.scale),
+        ),
+    ),
+    claims=trainability_claims,
+    draw=draw_trainability,
 )

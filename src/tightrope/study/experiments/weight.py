@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
-from tightrope.study import families, published
-from tightrope.study.experiment import Claim, Column, Experiment, Findings, Picture, Table, Value
+from tightrope.study import columns, families, published
+from tightrope.study.experiment import Claim, Column, Experiment, Picture, Row, Sheet, Table
 from tightrope.study.measured import Measured, Measurements
 from tightrope.study.pictures import curves
 from tightrope.study.plans import Plan
 
-WHERE = "Tables 2, 14; Section 4.2"
 LAPTOP = ("ibp", "0", "1", "5", "10", "20", "inf")
 TINY = ("ibp", "1", "5", "20")
+ALONE = {"ibp": "IBP loss alone", "taps alone": "TAPS loss alone"}
 
 
 def groups(scale: str) -> dict[str, dict[str, Plan]]:
@@ -25,25 +27,13 @@ def groups(scale: str) -> dict[str, dict[str, Plan]]:
             "CNN3": {w: _plan(families.equal, w) for w in LAPTOP},
             "tiny CNN3": {w: _plan(families.short, w) for w in TINY},
         }
-
-    def make(setting: str) -> dict[str, Plan]:
-        rows = published.WEIGHT[setting]
-        return {w: _plan(_Family(setting), w) for w in rows}
-
-    return {setting: make(setting) for setting in published.WEIGHT}
+    return {
+        setting: {w: _plan(partial(families.paper, setting), w) for w in weights}
+        for setting, weights in published.WEIGHT.items()
+    }
 
 
-class _Family:
-    """The paper's runs of one setting, made like those of a laptop."""
-
-    def __init__(self, setting: str) -> None:
-        self.setting = setting
-
-    def __call__(self, method: str = "taps", **options: Any) -> Plan:
-        return families.paper(self.setting, method, **options)
-
-
-def _plan(family: Any, weight: str) -> Plan:
+def _plan(family: Callable[..., Plan], weight: str) -> Plan:
     if weight == "ibp":
         return family("ibp")
     if weight == "taps alone":
@@ -51,66 +41,23 @@ def _plan(family: Any, weight: str) -> Plan:
     return family("taps", weight=math.inf if weight == "inf" else float(weight))
 
 
-def plans(scale: str) -> list[Plan]:
+def rows(scale: str) -> list[Row]:
     """One run per weight."""
-    return [plan for group in groups(scale).values() for plan in group.values()]
-
-
-def analyse(runs: Measurements) -> Findings:
-    """Follow accuracies and certification times over the weight."""
-    columns = (
-        Column("setting", "setting"),
-        Column("weight", "w"),
-        Column("natural", "natural"),
-        Column("adversarial", "adversarial"),
-        Column("certified", "certified"),
-        Column("by_ibp", "by IBP alone"),
-        Column("seconds", "s / sample", ".3g"),
-        Column("samples", "samples", "d"),
-        Column("paper_natural", "paper: natural"),
-        Column("paper_adversarial", "adversarial"),
-        Column("paper_certified", "certified"),
-        Column("paper_seconds", "s / sample", ".3g"),
-    )
-    rows, claims, pictures = [], [], []
-    everything = groups(runs.scale)
-    tried = {
-        s for s, group in everything.items() if any(runs.tried(p.name) for p in group.values())
-    }
-    for setting, group in everything.items():
+    made = []
+    for setting, group in groups(scale).items():
         reference = published.WEIGHT.get(setting, published.WEIGHT["mnist-0.3"])
-        own = [_row(runs, setting, w, plan, reference) for w, plan in group.items()]
-        if not tried or setting in tried:  # with --only: rows without a number help nobody
-            rows += own
-        claims += _claims(runs, setting, {w: plan.name for w, plan in group.items()})
-        if any(row["certified"] is not None for row in own):
-            pictures.append(_picture(setting, own))
-    if runs.scale == "laptop":
-        rows_title = "Effect of w, % (the paper's numbers: CNN7, MNIST at 0.3)"
-    else:
-        rows_title = "Effect of w, %"
-    table = Table("weight", rows_title, columns, tuple(rows))
-    return Findings((table,), tuple(claims), tuple(pictures))
+        for weight, plan in group.items():
+            numbers = reference.get(weight, (None,) * 4)
+            known = columns.paper("seconds natural adversarial certified", numbers)
+            known |= {"setting": setting, "weight": ALONE.get(weight, weight)}
+            made.append(Row(known, (plan,)))
+    return made
 
 
-def _row(
-    runs: Measurements, setting: str, weight: str, plan: Plan, reference: Any
-) -> dict[str, Value]:
-    seconds, natural, adversarial, certified = reference.get(weight, (None,) * 4)
-    return {
-        "setting": setting,
-        "weight": {"ibp": "IBP loss alone", "taps alone": "TAPS loss alone"}.get(weight, weight),
-        "natural": runs.value(plan.name, lambda run: run.natural),
-        "adversarial": runs.value(plan.name, lambda run: run.adversarial),
-        "certified": runs.value(plan.name, lambda run: run.certified),
-        "by_ibp": runs.value(plan.name, lambda run: run.certified_by("ibp")),
-        "seconds": runs.value(plan.name, lambda run: run.certify_seconds),
-        "samples": runs.value(plan.name, lambda run: run.samples),
-        "paper_natural": natural,
-        "paper_adversarial": adversarial,
-        "paper_certified": certified,
-        "paper_seconds": seconds,
-    }
+def claims(runs: Measurements, tables: Sequence[Table]) -> Iterator[Claim]:
+    """Follow accuracies and certification times over the weight."""
+    for setting, group in groups(runs.scale).items():
+        yield from _claims(runs, setting, {w: plan.name for w, plan in group.items()})
 
 
 def _claims(runs: Measurements, setting: str, names: dict[str, str]) -> list[Claim]:
@@ -165,24 +112,50 @@ def _peak(order: Sequence[str], found: tuple[Measured, ...]) -> tuple[bool, str]
     return holds, "certified by w: " + ", ".join(f"{w} {v:.2f}" for w, v in values.items())
 
 
-def _picture(setting: str, rows: list[dict[str, Value]]) -> Picture:
-    def draw(plt: Any) -> Any:
-        figure, axes = plt.subplots(figsize=(6, 4))
-        x = [str(row["weight"]).replace(" loss alone", "") for row in rows]
-        lines: Any = {n: [row[n] for row in rows] for n in ("natural", "adversarial", "certified")}
-        curves(axes, x, lines, xlabel="w")
-        figure.tight_layout()
-        return figure
-
-    return Picture(f"weight-{setting.lower().replace(' ', '-')}", draw)
+def draw(runs: Measurements, tables: Sequence[Table]) -> Iterator[Picture]:
+    """Draw accuracies over the weight, a figure per setting."""
+    for setting, rows in tables[0].groups("certified").items():
+        yield Picture(f"weight-{setting.lower().replace(' ', '-')}", partial(_draw, rows=rows))
 
 
+def _draw(plt: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
+    figure, axes = plt.subplots(figsize=(6, 4))
+    x = [str(row["weight"]).replace(" loss alone", "") for row in rows]
+    lines = {n: [row[n] for row in rows] for n in ("natural", "adversarial", "certified")}
+    curves(axes, x, lines, xlabel="w")
+    return figure
+
+
+TABLE = Sheet(
+    "weight",
+    {
+        "laptop": "Effect of w, % (the paper's numbers: CNN7, MNIST at 0.3)",
+        "paper": "Effect of w, %",
+    },
+    (
+        Column("setting", "setting"),
+        Column("weight", "w"),
+        columns.NATURAL,
+        columns.ADVERSARIAL,
+        columns.CERTIFIED,
+        Column("by_ibp", "by IBP alone", read=columns.first(columns.by_ibp)),
+        Column("seconds", "s / sample", ".3g", columns.first(attrgetter("certify_seconds"))),
+        columns.SAMPLES,
+        Column("paper_natural", "paper: natural"),
+        Column("paper_adversarial", "adversarial"),
+        Column("paper_certified", "certified"),
+        Column("paper_seconds", "s / sample", ".3g"),
+    ),
+    lambda runs: columns.only_tried(runs, rows(runs.scale), "setting"),
+)
 EXPERIMENT = Experiment(
     name="weight",
     claim="More weight on the TAPS gradient raises natural accuracy and certification time; "
     "certified accuracy peaks in between.",
-    where=WHERE,
-    plans=plans,
-    analyse=analyse,
+    where="Tables 2, 14; Section 4.2",
     paper_minutes=16_000,
+    plans=lambda scale: columns.plans_of(rows(scale)),
+    tables=(TABLE,),
+    claims=claims,
+    draw=draw,
 )
