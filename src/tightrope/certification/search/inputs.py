@@ -1,0 +1,295 @@
+"""Branch and bound over the inputs: a box cut into smaller and smaller ones.
+
+Each round takes the boxes with the lowest bounds, bounds the rows of the property on all of them at
+once (strictly: these bounds are proofs), closes the groups that have a positive row, clips off what
+no counterexample can be in, and halves what is left. Points where bounds are attained are tried as
+counterexamples. It needs linear bounds only, so that any activation will do, and is the better
+search where few inputs vary.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tightrope.box import Box
+from tightrope.certification.complete import NOT_BOUNDED, Answer, Problem
+from tightrope.certification.properties import Unsafe
+from tightrope.certification.refutation import Refuter
+from tightrope.certification.search.clipping import (
+    KEPT,
+    MOST_GROUPS,
+    Boxes,
+    clip,
+    divisible,
+    halve,
+    join_boxes,
+)
+from tightrope.certification.search.combining import combine
+from tightrope.certification.subjects import Subject
+from tightrope.deadline import Deadline, OutOfTimeError, until
+from tightrope.domains.boxes import BoxBounder, RowBounds, box_bounder
+from tightrope.domains.condensed import varying_inputs
+
+# Gets points (flat) and the group each is about; returns a counterexample or None.
+Refute = Callable[[Tensor, Tensor], Tensor | None]
+
+
+@dataclass(frozen=True)
+class InputSettings:
+    """How the search goes about it."""
+
+    seconds: float = 0.25  # that a round should take
+    least: int = 64  # boxes in a round, if so many can be made by several cuts at once
+    most: int = 16384
+    tried: int = 64  # points of the lowest bounds, and as many middles
+    share: float = 0.1  # of the time for trying points
+    memory: int = 1 << 30  # bytes of open boxes, from which on the search goes into depth
+
+
+DEFAULTS = InputSettings()
+
+
+@dataclass(frozen=True)
+class InputOutcome:
+    """What the search came to; `bound` is the lowest of what is open, or of all that was proved."""
+
+    proved: bool
+    point: Tensor | None
+    bound: float
+    boxes: int
+    open: int
+    reason: str = ""
+
+
+class InputSearch:
+    """The search on one box of inputs; `group` says which group each row belongs to, [rows]."""
+
+    def __init__(
+        self,
+        bounder: BoxBounder,
+        box: Box,
+        group: Tensor,
+        refute: Refute,
+        *,
+        settings: InputSettings = DEFAULTS,
+    ) -> None:
+        self.bounder, self.refute, self.settings = bounder, refute, settings
+        self.whole = box.map(lambda t: t.reshape(1, -1))
+        self.groups, self.group = group.unique(return_inverse=True)
+        self.members = _members(self.group)
+        # With one more row for each group, a combination of its others.
+        sums = torch.arange(len(self.groups), device=group.device)[:, None] + len(group)
+        self.wider = torch.cat((self.members, sums), 1)
+        self.count, self.stuck, self.lowest = 0, 0, math.inf
+        self.spent = self.rate = 0.0
+
+    def run(self, deadline: Deadline) -> InputOutcome:
+        """Search until everything is decided or the time is over."""
+        started, rounds = time.monotonic(), 0
+        lower, upper = (t[:, self.bounder.varying] for t in self.whole.corners)
+        everything = torch.ones(1, len(self.groups), dtype=torch.bool, device=lower.device)
+        pool = _Pool(Boxes(lower, upper, everything), lower.new_full((1,), -torch.inf))
+        while len(pool):
+            if deadline.left <= 0:
+                return self._outcome(pool, None, "time")
+            batch = pool.take(self._batch(), deep=pool.bytes > self.settings.memory)
+            try:
+                with until(deadline):
+                    bounds = self._bound(batch)
+            except OutOfTimeError:
+                pool.add(batch, lower.new_full((len(batch),), -torch.inf))
+                return self._outcome(pool, None, "time")
+            batch, bounds, worst = self._close(batch, bounds)
+            if self.members.shape[1] > 1 and len(batch):
+                some = batch.open & (batch.open.sum(1, keepdim=True) <= MOST_GROUPS)
+                bounds = combine(bounds, batch.lower, batch.upper, some, self.members)
+                batch, bounds, worst = self._close(batch, bounds)
+            allowed = self.settings.share * (time.monotonic() - started)
+            if len(batch) and (rounds < 4 or self.spent < allowed):
+                point = self._try(batch, bounds, worst)
+                if point is not None:
+                    return self._outcome(pool, point, "")
+            children, bound = self._divide(batch, bounds, worst)
+            pool.add(children, bound)
+            rounds += 1
+        reason = "boxes too small to divide" if self.stuck else ""
+        return self._outcome(pool, None, reason)
+
+    def _members(self, bounds: RowBounds) -> Tensor:
+        """Return the rows of each group, combinations among them where there are any."""
+        return self.members if bounds.slope.shape[1] == len(self.group) else self.wider
+
+    def _batch(self) -> int:
+        """Return how many boxes a round can take in its time."""
+        size = int(self.rate * self.settings.seconds)
+        return max(1, min(max(size, self.settings.least), self.settings.most))
+
+    def _bound(self, batch: Boxes) -> RowBounds:
+        started = time.monotonic()
+        bounds = self.bounder(batch.lower, batch.upper)
+        self.rate = len(batch) / max(time.monotonic() - started, 1e-6)
+        self.count += len(batch)
+        return bounds
+
+    def _close(self, batch: Boxes, bounds: RowBounds) -> tuple[Boxes, RowBounds, Tensor]:
+        """Drop what is proved; also return the best bound of each group on what is left."""
+        lower = torch.where(torch.isfinite(bounds.lower), bounds.lower, -torch.inf)
+        best = lower[:, self._members(bounds)].amax(2)  # [boxes, groups]
+        proved = batch.open & (best > 0)
+        if proved.any():
+            # The weights of combinations add up to 1 but for rounding.
+            self.lowest = min(self.lowest, float(best[proved].min()) * (1 - 1e-12))
+        still = batch.open & ~proved
+        rest = still.any(1).nonzero()[:, 0]
+        left = RowBounds(*(t[rest] for t in vars(bounds).values()))
+        return Boxes(batch.lower[rest], batch.upper[rest], still[rest]), left, best[rest]
+
+    def _divide(self, batch: Boxes, bounds: RowBounds, best: Tensor) -> tuple[Boxes, Tensor]:
+        """Clip and halve boxes; return the parts with the bounds that they inherit."""
+        clipped = clip(batch, bounds, self._members(bounds))
+        if not torch.equal(clipped.open, batch.open) or not (
+            torch.equal(clipped.lower, batch.lower) and torch.equal(clipped.upper, batch.upper)
+        ):
+            self.lowest = min(self.lowest, KEPT)
+        rest = clipped.open.any(1).nonzero()[:, 0]
+        boxes, best = clipped[rest], best[rest]
+        score = self._scores(boxes, RowBounds(*(t[rest] for t in vars(bounds).values())), best)
+        worst = torch.where(boxes.open, best, torch.inf).amin(1)
+        possible = divisible(boxes)
+        dead = ~possible.any(1)
+        if dead.any():
+            self.stuck += int(dead.sum())
+            self.lowest = min(self.lowest, float(worst[dead].min()))
+            boxes, score, worst, possible = boxes[~dead], score[~dead], worst[~dead], possible[~dead]
+        levels = 1
+        while len(boxes) << (levels + 1) <= self.settings.least and levels < boxes.lower.shape[1]:
+            levels += 1
+        for _ in range(levels if len(boxes) else 0):
+            chosen = torch.where(possible, score, -torch.inf).argmax(1)
+            # A coordinate that has been halved counts half; where none can be, nothing is done.
+            boxes, worst = halve(boxes, chosen), worst.repeat(2)
+            score = score.scatter(1, chosen[:, None], score.gather(1, chosen[:, None]) / 2)
+            score, possible = score.repeat(2, 1), divisible(boxes)
+        return boxes, worst
+
+    def _scores(self, boxes: Boxes, bounds: RowBounds, best: Tensor) -> Tensor:
+        """Return how much cutting each coordinate promises, [boxes, inputs]."""
+        width = boxes.upper - boxes.lower
+        members = self._members(bounds)
+        row = bounds.lower[:, members].argmax(2)  # of each group, its best row
+        row = members.expand(len(boxes), -1, -1).gather(2, row[:, :, None])
+        index = row.expand(-1, -1, width.shape[1])
+        blame = torch.where(boxes.open[:, :, None], bounds.blame.gather(1, index), 0.0).sum(1)
+        blame = torch.where(torch.isfinite(blame), blame, 0.0)
+        relative = width / (self.whole.upper - self.whole.lower)[:, self.bounder.varying]
+        total = blame.sum(1, keepdim=True)
+        return torch.where(total > 0, blame / total, 0.0) + 1e-3 * relative
+
+    def _try(self, batch: Boxes, bounds: RowBounds, best: Tensor) -> Tensor | None:
+        """Try where the lowest bounds are attained, and middles of boxes, as counterexamples."""
+        started = time.monotonic()
+        worst = torch.where(batch.open, best, torch.inf)
+        chosen = worst.amin(1).topk(min(self.settings.tried, len(batch)), largest=False).indices
+        group = worst[chosen].argmin(1)
+        row = self._members(bounds)[group]
+        row = row.gather(1, bounds.lower[chosen[:, None], row].argmax(1, keepdim=True))[:, 0]
+        slope = bounds.slope[chosen, row]
+        lower, upper = batch.lower[chosen], batch.upper[chosen]
+        points = torch.cat((torch.where(slope > 0, lower, upper), lower / 2 + upper / 2))
+        full = self.whole.center.repeat(len(points), 1)
+        full[:, self.bounder.varying] = points
+        found = self.refute(full, self.groups[group].repeat(2))
+        self.spent += time.monotonic() - started
+        return found
+
+    def _outcome(self, pool: _Pool, point: Tensor | None, reason: str) -> InputOutcome:
+        proved = point is None and not reason
+        bound = min(self.lowest, pool.lowest) if len(pool) else self.lowest
+        return InputOutcome(proved, point, bound, self.count, len(pool) + self.stuck, reason)
+
+
+class _Pool:
+    """Open boxes and the bounds that they inherited."""
+
+    def __init__(self, boxes: Boxes, bound: Tensor) -> None:
+        self.boxes, self.bound = boxes, bound
+
+    def __len__(self) -> int:
+        return len(self.bound)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the boxes."""
+        return sum(t.nbytes for t in vars(self.boxes).values())
+
+    @property
+    def lowest(self) -> float:
+        """The lowest bound."""
+        return float(self.bound.min())
+
+    def take(self, most: int, *, deep: bool) -> Boxes:
+        """Take out those with the lowest bounds, or `deep`, those that are nearly proved."""
+        chosen = self.bound.topk(min(most, len(self)), largest=deep).indices
+        taken = self.boxes[chosen]
+        rest = torch.ones_like(self.bound, dtype=torch.bool)
+        rest[chosen] = False
+        self.boxes, self.bound = self.boxes[rest], self.bound[rest]
+        return taken
+
+    def add(self, boxes: Boxes, bound: Tensor) -> None:
+        """Put boxes in."""
+        self.boxes = join_boxes([self.boxes, boxes])
+        self.bound = torch.cat((self.bound, bound))
+
+
+def _members(group: Tensor) -> Tensor:
+    """Return the rows of each group, [groups, most]; smaller groups repeat theirs."""
+    order = group.argsort(stable=True)
+    sizes = group.bincount()
+    first = sizes.cumsum(0) - sizes
+    place = torch.arange(int(sizes.max()), device=group.device) % sizes[:, None]
+    return order[first[:, None] + place]
+
+
+def branch_over_inputs(
+    subject: Subject,
+    problem: Problem,
+    known: Mapping[int, Box] | None,
+    *,
+    deadline: Deadline,
+    settings: InputSettings = DEFAULTS,
+) -> Answer:
+    """Decide a problem by splitting its box; `known` are proved bounds of nodes, if there are any."""
+    unsafe: Unsafe = problem.unsafe
+    try:
+        with until(deadline):
+            bounder = box_bounder(
+                subject.exact,
+                problem.outer,
+                unsafe.matrix,
+                unsafe.offset,
+                None if known is None else dict(known),
+            )
+    except OutOfTimeError:
+        return Answer(False, None, float("nan"), reason=NOT_BOUNDED)
+    refuter = Refuter(subject, problem.inner, unsafe, problem.fails)
+    search = InputSearch(bounder, problem.outer, unsafe.group, refuter, settings=settings)
+    found = search.run(deadline)
+    reason = ""
+    if found.reason:
+        reason = (
+            f"{found.reason}: lowest bound {found.bound:.4g}, "
+            f"{found.open} boxes open of {found.boxes}"
+        )
+    return Answer(found.proved, found.point, found.bound, found.boxes, reason)
+
+
+def inputs_that_vary(problem: Problem) -> int:
+    """Return how many inputs of a problem vary by more than a rounding error."""
+    return int(varying_inputs(problem.outer.map(lambda t: t.cpu())).sum())
