@@ -136,20 +136,40 @@ class _Condenser:
         return _Value(sparse.csr_array(places, (len(lower), self.columns)), middle, slack)
 
     def activate(self, op: ops.Op, value: _Value, box: Box) -> _Value:
-        """Make neurons of a node's values; what they give are new columns."""
+        """Make neurons of what bends; what cannot bend on the whole box is passed on or zero."""
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
-        self.parts.append(value)
-        self.entries += value.matrix.nnz
-        count = len(value.constant)
-        self.left.append(np.full(count, left))
         lower, upper = (t.flatten().double().numpy() for t in box.corners)
-        place = np.arange(self.filled, self.filled + count)
-        self.reach[place] = np.maximum(np.maximum(upper, 0.0), -left * lower) * (1 + 1e-9)
-        self.filled += count
-        ones = sparse.csr_array(
-            (np.ones(count), (np.arange(count), place)), (count, self.columns)
-        )
-        return _Value(ones, np.zeros(count), np.zeros(count))
+        factor = np.where(lower >= 0, 1.0, np.where(upper <= 0, left, np.nan))
+        passed = np.isfinite(factor) & self._short(value, factor)
+        twin, sign = _twins(value, ~passed)
+        first = ~passed & (twin == np.arange(len(twin)))
+        place = np.zeros(len(twin), np.int64)
+        place[first] = np.arange(self.filled, self.filled + first.sum())
+        self.filled += int(first.sum())
+        reach = np.maximum(np.maximum(upper, 0.0), -left * lower) * (1 + 1e-9)
+        self.reach[place[first]] = reach[first]
+        self.parts.append(_Value(value.matrix[first], value.constant[first], value.slack[first]))
+        self.entries += self.parts[-1].matrix.nnz
+        self.left.append(np.full(int(first.sum()), left))
+        # f(-h) is f(h) - (1 + left) h.
+        factor = np.where(passed, factor, np.where(sign < 0, -(1 + left), 0.0))
+        own = np.where(passed, np.arange(len(twin)), twin)
+        scaled = self.affine(_diagonal(factor), 0.0, _pick(value, own), extra=2)
+        rest = np.flatnonzero(~passed)
+        units = (np.ones(len(rest)), (rest, place[twin[rest]]))
+        matrix = scaled.matrix + sparse.csr_array(units, scaled.matrix.shape)
+        # Twins are the same but for what each of them may be off; activations are 1-Lipschitz.
+        apart = np.where(passed | first, 0.0, value.slack + value.slack[own]) * (1 + 1e-9)
+        still = passed & (factor == 0)
+        slack = np.where(first | still, 0.0, scaled.slack + apart)
+        return _Value(sparse.csr_array(matrix), np.where(first, 0.0, scaled.constant), slack)
+
+    def _short(self, value: _Value, factor: Array) -> Array:
+        """Return which neurons that do not bend had better be written out wherever they go."""
+        entries = np.diff(value.matrix.indptr)
+        many = len(self.varying) + self.filled <= 2 * int((factor > 0).sum())
+        result: Array = (factor == 0) | (entries <= len(self.varying)) | many
+        return result
 
     def size(self, value: _Value) -> Array:
         """Return how large the terms of a node's values can be."""
@@ -163,17 +183,18 @@ class _Condenser:
         slack = abs(weight) @ value.slack + growth(terms, self.rounding) * size
         slack = slack * (1 + 1e-9) + TINY * (1 + self.reach.sum())
         matrix = sparse.csr_array(weight @ value.matrix)
+        matrix.eliminate_zeros()
         return _Value(matrix, weight @ value.constant + bias, slack)
 
     def finish(self, rows: _Value) -> Condensed:
         """Put the rows of neurons and of the property together."""
         parts = [*self.parts, rows]
-        matrix = sparse.csr_array(sparse.vstack([p.matrix for p in parts]))
+        matrix = sparse.csr_array(sparse.vstack([p.matrix for p in parts]))[:, : self.filled]
         matrix.eliminate_zeros()
         matrix.sort_indices()
         return Condensed(
             inputs=len(self.varying),
-            neurons=self.columns - len(self.varying),
+            neurons=self.filled - len(self.varying),
             pointer=matrix.indptr.astype(np.int64),
             source=matrix.indices.astype(np.int64),
             weight=matrix.data.astype(np.float64),
@@ -182,6 +203,30 @@ class _Condenser:
             left=np.concatenate([*self.left, np.zeros(len(rows.constant))]),
             varying=self.varying,
         )
+
+
+def _pick(value: _Value, index: Array) -> _Value:
+    return _Value(value.matrix[index], value.constant[index], value.slack[index])
+
+
+def _twins(value: _Value, wanted: Array) -> tuple[Array, Array]:
+    """Return for each row the first wanted one that equals it, or minus it, and that sign."""
+    matrix = value.matrix
+    matrix.sum_duplicates()
+    twin, sign = np.arange(matrix.shape[0]), np.ones(matrix.shape[0])
+    seen: dict[tuple[bytes, bytes, float], int] = {}
+    for i in np.flatnonzero(wanted).tolist():
+        span = slice(matrix.indptr[i], matrix.indptr[i + 1])
+        data, place = matrix.data[span], matrix.indices[span].tobytes()
+        same = (place, (data + 0.0).tobytes(), float(value.constant[i]))
+        other = (place, (0.0 - data).tobytes(), -float(value.constant[i]))
+        if same in seen:
+            twin[i] = seen[same]
+        elif other in seen:
+            twin[i], sign[i] = seen[other], -1.0
+        else:
+            seen[same] = i
+    return twin, sign
 
 
 # --- one rule per operation -------------------------------------------------------------------

@@ -36,6 +36,8 @@ from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.boxes import BoxBounder, RowBounds, box_bounder
 from tightrope.domains.condensed import varying_inputs
 
+FEW_INPUTS = 20
+
 # Gets points (flat) and the group each is about; returns a counterexample or None.
 Refute = Callable[[Tensor, Tensor], Tensor | None]
 
@@ -50,6 +52,7 @@ class InputSettings:
     tried: int = 64  # points of the lowest bounds, and as many middles
     share: float = 0.1  # of the time for trying points
     memory: int = 1 << 30  # bytes of open boxes, from which on the search goes into depth
+    limit: int | None = None  # boxes, after which it gives up
 
 
 DEFAULTS = InputSettings()
@@ -96,8 +99,9 @@ class InputSearch:
         everything = torch.ones(1, len(self.groups), dtype=torch.bool, device=lower.device)
         pool = _Pool(Boxes(lower, upper, everything), lower.new_full((1,), -torch.inf))
         while len(pool):
-            if deadline.left <= 0:
-                return self._outcome(pool, None, "time")
+            reason = self._out_of_budget(deadline)
+            if reason:
+                return self._outcome(pool, None, reason)
             batch = pool.take(self._batch(), deep=pool.bytes > self.settings.memory)
             try:
                 with until(deadline):
@@ -120,6 +124,12 @@ class InputSearch:
             rounds += 1
         reason = "boxes too small to divide" if self.stuck else ""
         return self._outcome(pool, None, reason)
+
+    def _out_of_budget(self, deadline: Deadline) -> str:
+        if deadline.left <= 0:
+            return "time"
+        limit = self.settings.limit
+        return "boxes" if limit is not None and self.count >= limit else ""
 
     def _members(self, bounds: RowBounds) -> Tensor:
         """Return the rows of each group, combinations among them where there are any."""
@@ -290,6 +300,7 @@ def branch_over_inputs(
     return Answer(found.proved, found.point, found.bound, found.boxes, reason)
 
 
-def inputs_that_vary(problem: Problem) -> int:
-    """Return how many inputs of a problem vary by more than a rounding error."""
-    return int(varying_inputs(problem.outer.map(lambda t: t.cpu())).sum())
+def suits_input_splits(problem: Problem) -> bool:
+    """Return whether so few inputs vary that cutting their box is the better search."""
+    varying = varying_inputs(problem.outer.map(lambda t: t.cpu()))
+    return int(varying.sum()) <= FEW_INPUTS
