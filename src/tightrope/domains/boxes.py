@@ -28,7 +28,6 @@ from tightrope.domains.magnitudes import largest
 from tightrope.graph import Graph
 from tightrope.precision import ROUNDING
 
-SMALL = 1 << 12  # numbers in a network all of whose layers are bounded by CROWN at first
 FORMS = 1 << 23  # numbers that the forms of one box may take in each thread
 
 
@@ -64,9 +63,7 @@ def box_bounder(
     The network and the box are float64; `known` are proved bounds of nodes on the box.
     """
     if known is None:
-        neurons = sum(math.prod(node.shape) for node in graph.nodes)
-        effort = CROWN if neurons <= SMALL else CROWN_IBP
-        known = relax(graph, box, effort=effort, rounding=ROUNDING).boxes
+        known = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING).boxes
     rows = None
     if box.lower.device.type == "cpu":
         rows = condense(graph, known, matrix, offset, rounding=ROUNDING)
