@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from test_interval_strict import cancelling
 from torch import Tensor, nn
 
 from tightrope.box import Box
-from tightrope.domains.boxes import (
+from tightrope.domains.boxes.bounding import (
     BoxBounder,
     CompiledBounder,
     GraphBounder,
@@ -25,9 +26,9 @@ from tightrope.domains.boxes import (
     box_bounder,
     smallest_values,
 )
-from tightrope.domains.condensed import condense
-from tightrope.domains.crown import CROWN, relax
-from tightrope.domains.magnitudes import largest
+from tightrope.domains.boxes.condensed import condense
+from tightrope.domains.linear.crown import CROWN, relax
+from tightrope.domains.linear.magnitudes import largest
 from tightrope.graph import Graph, ops, trace
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.precision import ROUNDING
@@ -125,7 +126,7 @@ def test_large_parts_that_cancel(data: st.DataObject) -> None:
 def dense(*sizes: int, activation: type[nn.Module] = nn.ReLU, seed: int = 0) -> Graph:
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), activation()]
     return trace(nn.Sequential(*layers[:-1]).double().eval(), (sizes[0],)).detach()
 
@@ -207,7 +208,9 @@ def test_leaky_twins() -> None:
     graph = trace(nn.Sequential(first, nn.LeakyReLU(0.25), last), (2,)).detach()
     matrix, offset = unit_rows(graph)
     box = Box(torch.full((1, 2), -9.0).double(), torch.full((1, 2), 9.0).double())
-    check_rows(graph, box, box_bounder(graph, box, matrix, offset), matrix, offset, seed=4, points=9)
+    check_rows(
+        graph, box, box_bounder(graph, box, matrix, offset), matrix, offset, seed=4, points=9
+    )
 
 
 def test_forms_that_do_not_fit_prove_nothing() -> None:

@@ -15,6 +15,11 @@ from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.certification.problem import OpenProblem, Problem, worst_row
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.branch_and_bound import BranchAndBound
+from tightrope.certification.search.inputs import (
+    InputSearch,
+    input_search,
+    suits_input_splits,
+)
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.linear.bounded import Relaxation, relaxed
@@ -48,6 +53,9 @@ def root(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
 
 def _root(subject: Subject, opened: OpenProblem) -> Answer:
     problem, unsafe = opened.problem, opened.problem.unsafe
+    if suits_input_splits(problem):
+        opened.search = input_search(subject, problem, opened.nodes)
+        return opened.search.begin()
     relaxation = bound_nodes(subject, opened)
     if reducible(relaxation.graph) and reduction_fits(relaxation):
         network = reduce(relaxation, unsafe.matrix, unsafe.offset)
@@ -67,7 +75,7 @@ def bound_nodes(subject: Subject, opened: OpenProblem) -> Relaxation:
 
 
 def branch_and_bound(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
-    """Decide a problem by splitting ReLUs."""
+    """Decide a problem by splitting ReLUs, or its inputs where few of them vary."""
     if opened.search is None:
         found = root(subject, opened, deadline)
         if found or found.cause is not None:
@@ -75,6 +83,8 @@ def branch_and_bound(subject: Subject, opened: OpenProblem, deadline: Deadline) 
     search, opened.search = opened.search, None
     if search is not None:
         found = search.run(deadline.end)
+        if isinstance(search, InputSearch):
+            return found
         return replace(found, details=f"{found.details}{_widest(subject, opened)}")
     if not reducible(subject.exact):
         return _attack_on(subject, opened, deadline)

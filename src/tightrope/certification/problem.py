@@ -19,6 +19,7 @@ from tightrope.errors import UserError
 
 if TYPE_CHECKING:
     from tightrope.certification.search.branch_and_bound import BranchAndBound
+    from tightrope.certification.search.inputs import InputSearch
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class OpenProblem:
     times: dict[str, float] = field(default_factory=dict)
     nodes: Mapping[int, Box] | None = None
     bound: float | None = None
-    search: BranchAndBound | None = None
+    search: BranchAndBound | InputSearch | None = None
     last: Answer = field(default_factory=Answer)
 
     @property

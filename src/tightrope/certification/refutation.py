@@ -20,6 +20,7 @@ MOST_GROUPS = 4096
 NEURONS = 1 << 26
 
 # Points that a probe goes on from, in all groups together, and how far it goes.
+FIRST_POINTS = 64
 PROBED = 256
 PROBE_STEPS = 40
 PROBE_MOVES = 24
@@ -119,16 +120,19 @@ class Refuter:
         """Return the points that come nearest to each group, and how near, [groups, each]."""
         size = max(1, min(NEURONS // self.subject.neurons, NEURONS // len(self.unsafe.group)))
         matrix, offset = (t.to(points.dtype) for t in (self.unsafe.matrix, self.unsafe.offset))
-        scores = []
+        scores: list[Tensor] = []
         place = torch.searchsorted(groups, self.unsafe.group)
+        first, chunk, started = 0, min(FIRST_POINTS, size), deadline.left
         with torch.no_grad():
-            for part in points.split(size):
-                deadline.check()
+            # Whatever the network costs, time is left to go on from the best.
+            while first < len(points) and (not scores or deadline.left > started / 2):
+                part = points[first : first + chunk]
+                first, chunk = first + chunk, min(2 * chunk, size)
                 rows = flat(self.subject.attacked(part)) @ matrix.T + offset
                 worst = rows.new_full((len(part), len(groups)), -torch.inf)
                 index = place.expand(len(part), -1)
                 scores.append(-worst.scatter_reduce(1, index, rows, "amax"))
-        best = torch.cat(scores).nan_to_num(-torch.inf).topk(min(each, len(points)), dim=0)
+        best = torch.cat(scores).nan_to_num(-torch.inf).topk(min(each, first, len(points)), dim=0)
         return best.indices.T, best.values.T
 
     def _confirm_best(self, points: Tensor, score: Tensor) -> Tensor | None:

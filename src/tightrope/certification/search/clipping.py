@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tightrope.domains.boxes import RowBounds
-from tightrope.domains.linear import growth
+from tightrope.domains.boxes.bounding import RowBounds
+from tightrope.domains.linear.rules import growth
 from tightrope.precision import ROUNDING
 
 # Points are cut off only where some row is larger than this: a bound that the proof can state.
@@ -71,9 +71,7 @@ def clip(boxes: Boxes, bounds: RowBounds, members: Tensor) -> Boxes:
     )
 
 
-def _cut(
-    slope: Tensor, constant: Tensor, lower: Tensor, upper: Tensor
-) -> tuple[Tensor, Tensor]:
+def _cut(slope: Tensor, constant: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """Limit each coordinate to where `slope . x + constant <= KEPT` is possible."""
     least = torch.where(slope > 0, slope * lower, slope * upper)
     size = (slope.abs() * torch.maximum(lower.abs(), upper.abs())).sum(1) + constant.abs() + KEPT

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tightrope.domains.boxes import RowBounds, smallest_values
+from tightrope.domains.boxes.bounding import RowBounds, smallest_values
 from tightrope.precision import ROUNDING
 
 SWEEPS = 2
@@ -36,7 +36,7 @@ def combine(
 
     Where a group is not open (`still`, [boxes, groups]) that row says nothing.
     """
-    count, rows, inputs = bounds.slope.shape
+    count, _, inputs = bounds.slope.shape
     groups = len(members)
     box, group = still.nonzero(as_tuple=True)
     parts = []
@@ -68,9 +68,7 @@ def combine(
     )
 
 
-def _best(
-    bounds: RowBounds, lower: Tensor, upper: Tensor, box: Tensor, members: Tensor
-) -> _Lines:
+def _best(bounds: RowBounds, lower: Tensor, upper: Tensor, box: Tensor, members: Tensor) -> _Lines:
     """Return the best combination found of some rows on each box, `members` [boxes, rows]."""
 
     def row(index: Tensor) -> _Lines:

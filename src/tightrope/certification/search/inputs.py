@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.box import Box
-from tightrope.certification.complete import NOT_BOUNDED, Answer, Problem
-from tightrope.certification.properties import Unsafe
-from tightrope.certification.refutation import Refuter
+from tightrope.certification.problem import Problem
+from tightrope.certification.search.box_pool import BoxPool
 from tightrope.certification.search.clipping import (
     KEPT,
     MOST_GROUPS,
@@ -28,14 +28,14 @@ from tightrope.certification.search.clipping import (
     clip,
     divisible,
     halve,
-    join_boxes,
 )
 from tightrope.certification.search.combining import combine
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.boxes import BoxBounder, RowBounds, box_bounder
-from tightrope.domains.condensed import varying_inputs
+from tightrope.domains.boxes.bounding import BoxBounder, RowBounds, box_bounder
+from tightrope.domains.boxes.condensed import varying_inputs
 
+EAGER = 4  # rounds in which points are tried whatever it costs
 FEW_INPUTS = 20
 
 # Gets points (flat) and the group each is about; returns a counterexample or None.
@@ -56,18 +56,6 @@ class InputSettings:
 
 
 DEFAULTS = InputSettings()
-
-
-@dataclass(frozen=True)
-class InputOutcome:
-    """What the search came to; `bound` is the lowest of what is open, or of all that was proved."""
-
-    proved: bool
-    point: Tensor | None
-    bound: float
-    boxes: int
-    open: int
-    reason: str = ""
 
 
 class InputSearch:
@@ -91,45 +79,65 @@ class InputSearch:
         self.wider = torch.cat((self.members, sums), 1)
         self.count, self.stuck, self.lowest = 0, 0, math.inf
         self.spent = self.rate = 0.0
-
-    def run(self, deadline: Deadline) -> InputOutcome:
-        """Search until everything is decided or the time is over."""
-        started, rounds = time.monotonic(), 0
-        lower, upper = (t[:, self.bounder.varying] for t in self.whole.corners)
+        lower, upper = (t[:, bounder.varying] for t in self.whole.corners)
         everything = torch.ones(1, len(self.groups), dtype=torch.bool, device=lower.device)
-        pool = _Pool(Boxes(lower, upper, everything), lower.new_full((1,), -torch.inf))
-        while len(pool):
-            reason = self._out_of_budget(deadline)
-            if reason:
-                return self._outcome(pool, None, reason)
-            batch = pool.take(self._batch(), deep=pool.bytes > self.settings.memory)
-            try:
-                with until(deadline):
-                    bounds = self._bound(batch)
-            except OutOfTimeError:
-                pool.add(batch, lower.new_full((len(batch),), -torch.inf))
-                return self._outcome(pool, None, "time")
-            batch, bounds, worst = self._close(batch, bounds)
-            if self.members.shape[1] > 1 and len(batch):
-                some = batch.open & (batch.open.sum(1, keepdim=True) <= MOST_GROUPS)
-                bounds = combine(bounds, batch.lower, batch.upper, some, self.members)
-                batch, bounds, worst = self._close(batch, bounds)
-            allowed = self.settings.share * (time.monotonic() - started)
-            if len(batch) and (rounds < 4 or self.spent < allowed):
-                point = self._try(batch, bounds, worst)
-                if point is not None:
-                    return self._outcome(pool, point, "")
-            children, bound = self._divide(batch, bounds, worst)
-            pool.add(children, bound)
-            rounds += 1
-        reason = "boxes too small to divide" if self.stuck else ""
-        return self._outcome(pool, None, reason)
+        self.pool = BoxPool(Boxes(lower, upper, everything), lower.new_full((1,), -torch.inf))
 
-    def _out_of_budget(self, deadline: Deadline) -> str:
-        if deadline.left <= 0:
-            return "time"
+    def begin(self) -> Answer:
+        """Bound the whole box, and cut it."""
+        batch, bounds, best = self._look(self.pool.take(1, deep=False))
+        if not len(batch):
+            return verified(self.lowest, self.count)
+        lowest = float(torch.where(batch.open, best, torch.inf).min())
+        self.pool.add(*self._divide(batch, bounds, best))
+        return undecided(bound=lowest, subproblems=self.count)
+
+    def run(self, deadline: float) -> Answer:
+        """Search until everything is decided or `time.monotonic()` passes the deadline."""
+        started, rounds, pool = time.monotonic(), 0, self.pool
+        while len(pool):
+            cause = self._out_of_budget(deadline)
+            if cause is not None:
+                return self._unfinished(cause)
+            taken = pool.take(self._batch(), deep=pool.bytes > self.settings.memory)
+            try:
+                with until(Deadline(deadline)):
+                    batch, bounds, best = self._look(taken)
+            except OutOfTimeError:
+                pool.add(taken, self.whole.lower.new_full((len(taken),), -torch.inf))
+                return self._unfinished(Cause.TIME)
+            allowed = self.settings.share * (time.monotonic() - started)
+            if len(batch) and (rounds < EAGER or self.spent < allowed):
+                point = self._try(batch, bounds, best)
+                if point is not None:
+                    return falsified(point, self.count)
+            pool.add(*self._divide(batch, bounds, best))
+            rounds += 1
+        return (
+            self._unfinished(Cause.TOO_CLOSE) if self.stuck else verified(self.lowest, self.count)
+        )
+
+    def _look(self, taken: Boxes) -> tuple[Boxes, RowBounds, Tensor]:
+        """Bound boxes; return those that are open with their bounds, and those of their groups."""
+        batch, bounds, best = self._close(taken, self._bound(taken))
+        if self.members.shape[1] > 1 and len(batch):
+            some = batch.open & (batch.open.sum(1, keepdim=True) <= MOST_GROUPS)
+            bounds = combine(bounds, batch.lower, batch.upper, some, self.members)
+            batch, bounds, best = self._close(batch, bounds)
+        return batch, bounds, best
+
+    def _unfinished(self, cause: Cause) -> Answer:
+        """Say how far the search came."""
+        lowest = min(self.lowest, self.pool.lowest) if len(self.pool) else self.lowest
+        left = f"{len(self.pool) + self.stuck} boxes open of {self.count}"
+        details = f"lowest bound {lowest:.4g}, {left}"
+        return undecided(cause, details, bound=lowest, subproblems=self.count)
+
+    def _out_of_budget(self, deadline: float) -> Cause | None:
+        if time.monotonic() > deadline:
+            return Cause.TIME
         limit = self.settings.limit
-        return "boxes" if limit is not None and self.count >= limit else ""
+        return Cause.MEMORY if limit is not None and self.count >= limit else None
 
     def _members(self, bounds: RowBounds) -> Tensor:
         """Return the rows of each group, combinations among them where there are any."""
@@ -176,7 +184,12 @@ class InputSearch:
         if dead.any():
             self.stuck += int(dead.sum())
             self.lowest = min(self.lowest, float(worst[dead].min()))
-            boxes, score, worst, possible = boxes[~dead], score[~dead], worst[~dead], possible[~dead]
+            boxes, score, worst, possible = (
+                boxes[~dead],
+                score[~dead],
+                worst[~dead],
+                possible[~dead],
+            )
         levels = 1
         while len(boxes) << (levels + 1) <= self.settings.least and levels < boxes.lower.shape[1]:
             levels += 1
@@ -218,45 +231,6 @@ class InputSearch:
         self.spent += time.monotonic() - started
         return found
 
-    def _outcome(self, pool: _Pool, point: Tensor | None, reason: str) -> InputOutcome:
-        proved = point is None and not reason
-        bound = min(self.lowest, pool.lowest) if len(pool) else self.lowest
-        return InputOutcome(proved, point, bound, self.count, len(pool) + self.stuck, reason)
-
-
-class _Pool:
-    """Open boxes and the bounds that they inherited."""
-
-    def __init__(self, boxes: Boxes, bound: Tensor) -> None:
-        self.boxes, self.bound = boxes, bound
-
-    def __len__(self) -> int:
-        return len(self.bound)
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the boxes."""
-        return sum(t.nbytes for t in vars(self.boxes).values())
-
-    @property
-    def lowest(self) -> float:
-        """The lowest bound."""
-        return float(self.bound.min())
-
-    def take(self, most: int, *, deep: bool) -> Boxes:
-        """Take out those with the lowest bounds, or `deep`, those that are nearly proved."""
-        chosen = self.bound.topk(min(most, len(self)), largest=deep).indices
-        taken = self.boxes[chosen]
-        rest = torch.ones_like(self.bound, dtype=torch.bool)
-        rest[chosen] = False
-        self.boxes, self.bound = self.boxes[rest], self.bound[rest]
-        return taken
-
-    def add(self, boxes: Boxes, bound: Tensor) -> None:
-        """Put boxes in."""
-        self.boxes = join_boxes([self.boxes, boxes])
-        self.bound = torch.cat((self.bound, bound))
-
 
 def _members(group: Tensor) -> Tensor:
     """Return the rows of each group, [groups, most]; smaller groups repeat theirs."""
@@ -267,37 +241,14 @@ def _members(group: Tensor) -> Tensor:
     return order[first[:, None] + place]
 
 
-def branch_over_inputs(
-    subject: Subject,
-    problem: Problem,
-    known: Mapping[int, Box] | None,
-    *,
-    deadline: Deadline,
-    settings: InputSettings = DEFAULTS,
-) -> Answer:
-    """Decide a problem by splitting its box; `known` are proved bounds of nodes, if there are any."""
-    unsafe: Unsafe = problem.unsafe
-    try:
-        with until(deadline):
-            bounder = box_bounder(
-                subject.exact,
-                problem.outer,
-                unsafe.matrix,
-                unsafe.offset,
-                None if known is None else dict(known),
-            )
-    except OutOfTimeError:
-        return Answer(False, None, float("nan"), reason=NOT_BOUNDED)
-    refuter = Refuter(subject, problem.inner, unsafe, problem.fails)
-    search = InputSearch(bounder, problem.outer, unsafe.group, refuter, settings=settings)
-    found = search.run(deadline)
-    reason = ""
-    if found.reason:
-        reason = (
-            f"{found.reason}: lowest bound {found.bound:.4g}, "
-            f"{found.open} boxes open of {found.boxes}"
-        )
-    return Answer(found.proved, found.point, found.bound, found.boxes, reason)
+def input_search(
+    subject: Subject, problem: Problem, known: Mapping[int, Box] | None = None
+) -> InputSearch:
+    """Return the search of a problem; `known` are proved bounds of nodes, if there are any."""
+    unsafe = problem.unsafe
+    nodes = None if known is None else dict(known)
+    bounder = box_bounder(subject.exact, problem.outer, unsafe.matrix, unsafe.offset, nodes)
+    return InputSearch(bounder, problem.outer, unsafe.group, problem.refuter(subject))
 
 
 def suits_input_splits(problem: Problem) -> bool:

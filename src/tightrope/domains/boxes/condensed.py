@@ -23,8 +23,8 @@ from torch import Tensor
 
 from tightrope.box import Box
 from tightrope.deadline import check_time
-from tightrope.domains.linear import growth
-from tightrope.domains.reduced import reducible
+from tightrope.domains.linear.rules import growth
+from tightrope.domains.reduced.reduction import reducible
 from tightrope.graph import Graph, ops
 from tightrope.graph.dense import convolution_entries
 from tightrope.graph.evaluate import RULES as POINT_RULES

@@ -7,7 +7,7 @@ substituting bent neurons backwards, last one first, by the line below or above 
 
 Everything is float64 and strict. A form has a `loss`, by which it may be off for any point of the
 box, and a `size`, the sum of its terms' absolute values: a sum of n products is off by at most
-`n u / (1 - n u)` times the size, in any order. Numbers that are not finite stay so, or are not used.
+`n u / (1 - n u)` times the size, in any order. Numbers that are not finite stay so, or go unused.
 """
 
 from __future__ import annotations
@@ -87,13 +87,34 @@ def make_room(rows: Rows, inputs: int, capacity: int) -> Room:
     """Return room for boxes of so many inputs, with so many numbers for forms."""
     count, width = rows.neurons, inputs + 1 + rows.neurons
     most = int(np.diff(rows.pointer).max(initial=1))
-    whole = [np.empty(count, np.int64) for _ in range(5)]
-    real = [np.empty(count) for _ in range(3)]
+
+    def whole() -> Array:
+        return np.empty(count, np.int64)
+
+    def real(*more: int) -> Array:
+        return np.empty((count, *more))
+
     return Room(
-        *(whole[0], whole[1], real[0], whole[2], whole[3], real[1], real[2]),
-        *(np.empty(capacity), whole[4], *(np.empty(count) for _ in range(5))),
-        *(np.empty((count, 2)), np.empty((count, inputs)), np.empty(width), np.empty(width)),
-        *(np.empty(most, np.int64), np.empty(most)),
+        kind=whole(),
+        number=whole(),
+        factor=real(),
+        begin=whole(),
+        length=whole(),
+        loss=real(),
+        size=real(),
+        forms=np.empty(capacity),
+        owner=whole(),
+        low=real(),
+        high=real(),
+        below=real(),
+        above=real(),
+        peak=real(),
+        gap=real(2),
+        share=real(inputs),
+        form=np.empty(width),
+        work=np.empty(width),
+        picked=np.empty(most, np.int64),
+        factors=np.empty(most),
     )
 
 
@@ -119,9 +140,7 @@ def bound_boxes(lower: Array, upper: Array, rows: Rows, room: Room, found: Found
                 found.lower[b, r] = -np.inf
                 continue
             length, loss, size = compose(rows.neurons + r, lower[b], upper[b], rows, room)
-            constant, least = substitute(
-                1.0, length, loss, size, lower[b], upper[b], room, blame
-            )
+            constant, least = substitute(1.0, length, loss, size, lower[b], upper[b], room, blame)
             for i in range(inputs):
                 slope[i] = room.work[i]
             found.constant[b, r] = constant
@@ -195,9 +214,7 @@ def draw_lines(i: int, v: int, least: float, most: float, left: float, room: Roo
 
 
 @compiled
-def compose(
-    i: int, lower: Array, upper: Array, rows: Rows, room: Room
-) -> tuple[int, float, float]:
+def compose(i: int, lower: Array, upper: Array, rows: Rows, room: Room) -> tuple[int, float, float]:
     """Write a row as a form into `room.form`; return its length, loss and size."""
     inputs = len(lower)
     form = room.form

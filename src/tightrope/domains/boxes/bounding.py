@@ -2,7 +2,7 @@
 
 A bounder is made for one box and bounds the rows of the property on parts of it: each row is at
 least `slope . x + constant` there, in exact arithmetic. Networks of ReLUs are condensed and bounded
-by a compiled loop (`boxes_kernel`), others by CROWN on the graph.
+by a compiled loop (`kernel`), others by CROWN on the graph.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from tightrope.box import Box, flat
 from tightrope.deadline import check_time
-from tightrope.domains.condensed import Condensed, condense, varying_inputs
-from tightrope.domains.coefficients import Coefficients
-from tightrope.domains.crown import CROWN, CROWN_IBP, relax
-from tightrope.domains.linear import growth
-from tightrope.domains.magnitudes import largest
+from tightrope.domains.boxes.condensed import Condensed, condense, varying_inputs
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.crown import CROWN, CROWN_IBP, relax
+from tightrope.domains.linear.magnitudes import largest
+from tightrope.domains.linear.rules import growth
 from tightrope.graph import Graph
 from tightrope.precision import ROUNDING
 
@@ -49,7 +49,9 @@ class RowBounds:
 class BoxBounder(Protocol):
     """Bounds the rows of a property on boxes [boxes, inputs] of the inputs that vary."""
 
-    varying: Tensor  # positions of these inputs, flat
+    @property
+    def varying(self) -> Tensor:
+        """Positions of these inputs, flat."""
 
     def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
         """Return strict bounds; the boxes are parts of the one that this was made for."""
@@ -76,11 +78,11 @@ class CompiledBounder:
     """Bounds of a condensed network, by threads that share the boxes."""
 
     def __init__(self, network: Condensed) -> None:
-        from tightrope.domains import boxes_kernel  # the compiler takes a while to load
+        from tightrope.domains.boxes import kernel  # the compiler takes a while to load
 
-        self.kernel, self.network = boxes_kernel, network
+        self.kernel, self.network = kernel, network
         self.varying = torch.from_numpy(network.varying)
-        self.rows = boxes_kernel.Rows(
+        self.rows = kernel.Rows(
             network.neurons,
             network.pointer,
             network.source,
