@@ -196,7 +196,7 @@ def test_opposite_neurons_are_one() -> None:
     assert rows is not None and rows.neurons == 2
     bounder = CompiledBounder(rows)
     found = check_rows(graph, box, bounder, matrix, offset, seed=3, points=6)
-    exact = first.weight[0].abs().sum() * -9 + first.bias[0]
+    exact = (first.weight[0].abs().sum() * -9 + first.bias[0]).detach()
     assert abs(float(found.lower[0, 0] - exact)) < 1e-12
 
 

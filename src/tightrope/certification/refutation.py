@@ -132,6 +132,8 @@ class Refuter:
                 worst = rows.new_full((len(part), len(groups)), -torch.inf)
                 index = place.expand(len(part), -1)
                 scores.append(-worst.scatter_reduce(1, index, rows, "amax"))
+                if bool((scores[-1] >= 0).any()):
+                    break
         best = torch.cat(scores).nan_to_num(-torch.inf).topk(min(each, first, len(points)), dim=0)
         return best.indices.T, best.values.T
 

@@ -89,6 +89,13 @@ def condense(
     """
     if not reducible(graph):
         return None
+    with np.errstate(all="ignore"):  # what is not finite proves nothing later on
+        return _condense(graph, boxes, matrix, offset, rounding)
+
+
+def _condense(
+    graph: Graph, boxes: dict[int, Box], matrix: Tensor, offset: Tensor, rounding: float
+) -> Condensed | None:
     condenser = _Condenser(graph, boxes, rounding)
     values: dict[int, _Value] = {0: condenser.start()}
     for i, node in enumerate(graph.nodes[1:], start=1):
@@ -272,8 +279,7 @@ def _shift(c: _Condenser, op: ops.Shift, values: list[_Value], shapes: _Shapes) 
 
 def _scale(c: _Condenser, op: ops.Scale, values: list[_Value], shapes: _Shapes) -> _Value:
     factor = op.factor.double().expand(shapes[0]).flatten().numpy()
-    with np.errstate(divide="ignore"):
-        return c.affine(_diagonal(1 / factor if op.divide else factor), 0.0, values[0], extra=2)
+    return c.affine(_diagonal(1 / factor if op.divide else factor), 0.0, values[0], extra=2)
 
 
 def _diagonal(factor: Array) -> Any:
