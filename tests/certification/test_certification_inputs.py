@@ -120,7 +120,7 @@ def test_a_box_that_is_a_point() -> None:
     subject, problem = small_problem(1.0)
     point = problem.outer.upper
     alone = Problem(Box(point, point), Box(point, point), problem.unsafe, problem.fails)
-    assert suits_input_splits(alone)
+    assert suits_input_splits(subject, alone)
     assert search(subject, alone).verdict is Verdict.VERIFIED
     subject, problem = small_problem(-2.0)
     alone = Problem(Box(point, point), Box(point, point), problem.unsafe, problem.fails)

@@ -53,7 +53,7 @@ def root(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
 
 def _root(subject: Subject, opened: OpenProblem) -> Answer:
     problem, unsafe = opened.problem, opened.problem.unsafe
-    if suits_input_splits(problem):
+    if _splits_inputs(subject, opened):
         opened.search = input_search(subject, problem, opened.nodes)
         return opened.search.begin()
     relaxation = bound_nodes(subject, opened)
@@ -63,6 +63,13 @@ def _root(subject: Subject, opened: OpenProblem) -> Answer:
         return opened.search.begin()
     worst = worst_row(unsafe, best_bounds(relaxation, unsafe.matrix))
     return verified(worst) if worst > 0 else undecided(bound=worst)
+
+
+def _splits_inputs(subject: Subject, opened: OpenProblem) -> bool:
+    """Return whether the box is to be cut rather than the signs of neurons."""
+    if opened.split == "auto":
+        return suits_input_splits(subject, opened.problem)
+    return opened.split == "input"
 
 
 def bound_nodes(subject: Subject, opened: OpenProblem) -> Relaxation:

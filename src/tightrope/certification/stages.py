@@ -105,7 +105,7 @@ def _attack(
 ) -> Tensor | None:
     """Attack all groups of a problem; where few inputs vary, from many points."""
     refuter = problem.refuter(subject)
-    if suits_input_splits(problem):
+    if suits_input_splits(subject, problem):
         return refuter.probe(
             PROBES, deadline=Deadline(min(deadline.end, time.monotonic() + PROBING))
         )

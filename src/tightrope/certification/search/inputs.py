@@ -34,9 +34,11 @@ from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.boxes.bounding import BoxBounder, RowBounds, box_bounder
 from tightrope.domains.boxes.condensed import varying_inputs
+from tightrope.domains.linear.rules import ACTIVATIONS
 
 EAGER = 4  # rounds in which points are tried whatever it costs
 FEW_INPUTS = 20
+MOST_NEURONS = 24000  # with more, bounds of a single box take too long
 
 # Gets points (flat) and the group each is about; returns a counterexample or None.
 Refute = Callable[[Tensor, Tensor], Tensor | None]
@@ -47,7 +49,7 @@ class InputSettings:
     """How the search goes about it."""
 
     seconds: float = 0.25  # that a round should take
-    least: int = 64  # boxes in a round, if so many can be made by several cuts at once
+    least: int = 64  # boxes in a round, if several cuts at once can make so many
     most: int = 16384
     tried: int = 64  # points of the lowest bounds, and as many middles
     share: float = 0.1  # of the time for trying points
@@ -145,8 +147,7 @@ class InputSearch:
 
     def _batch(self) -> int:
         """Return how many boxes a round can take in its time."""
-        size = int(self.rate * self.settings.seconds)
-        return max(1, min(max(size, self.settings.least), self.settings.most))
+        return max(1, min(int(self.rate * self.settings.seconds), self.settings.most))
 
     def _bound(self, batch: Boxes) -> RowBounds:
         started = time.monotonic()
@@ -251,7 +252,9 @@ def input_search(
     return InputSearch(bounder, problem.outer, unsafe.group, problem.refuter(subject))
 
 
-def suits_input_splits(problem: Problem) -> bool:
+def suits_input_splits(subject: Subject, problem: Problem) -> bool:
     """Return whether so few inputs vary that cutting their box is the better search."""
     varying = varying_inputs(problem.outer.map(lambda t: t.cpu()))
-    return int(varying.sum()) <= FEW_INPUTS
+    nodes = subject.exact.nodes
+    neurons = sum(math.prod(n.shape) for n in nodes if isinstance(n.op, ACTIVATIONS))
+    return int(varying.sum()) <= FEW_INPUTS and neurons <= MOST_NEURONS

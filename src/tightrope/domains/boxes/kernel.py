@@ -24,6 +24,7 @@ EPS = 2.0**-52  # twice the unit roundoff: a bound whichever way operations are 
 MORE = 1 + 1e-9  # covers what is rounded in sizes and losses themselves
 TINY = 1e-300  # covers underflow
 ZERO, PASSED, BENT = 0, 1, 2
+WORK = 1e9  # multiply-adds for one box; what needs more had better be cut first
 
 
 class Rows(NamedTuple):
@@ -134,7 +135,7 @@ def bound_boxes(lower: Array, upper: Array, rows: Rows, room: Room, found: Found
         found.bent[b] = bent
         for r in range(count):
             slope, blame = found.slope[b, r], found.blame[b, r]
-            if bent < 0:  # no room: nothing is known
+            if bent < 0:  # nothing is known
                 slope[:], blame[:] = 0.0, upper[b] - lower[b]
                 found.constant[b, r] = -np.inf
                 found.lower[b, r] = -np.inf
@@ -149,15 +150,17 @@ def bound_boxes(lower: Array, upper: Array, rows: Rows, room: Room, found: Found
 
 @compiled
 def bend(lower: Array, upper: Array, rows: Rows, room: Room) -> int:
-    """Classify all neurons; return how many are bent, or -1 if the forms need more room."""
-    inputs, bent, used = len(lower), 0, 0
+    """Classify all neurons; return how many are bent, or -1 if that takes more than there is."""
+    inputs, bent, used, spent = len(lower), 0, 0, 0.0
     nobody = room.work[:0]
     for i in range(rows.neurons):
         length, loss, size = compose(i, lower, upper, rows, room)
         least, most = enclose(length, loss, size, lower, upper, room)
+        spent += float(length) * (rows.pointer[i + 1] - rows.pointer[i])
         kept = True
         share = room.share[bent]
         if least < 0 and most > 0:
+            spent += float(length) * length
             for j in range(inputs):
                 share[j] = 0.0
             other = substitute(1.0, length, loss, size, lower, upper, room, nobody)[1]
@@ -180,7 +183,7 @@ def bend(lower: Array, upper: Array, rows: Rows, room: Room) -> int:
             draw_lines(i, bent, least, most, rows.left[i], room)
             bent += 1
         if kept:
-            if used + length > len(room.forms):
+            if used + length > len(room.forms) or spent > WORK:
                 return -1
             for c in range(length):
                 room.forms[used + c] = room.form[c]
