@@ -212,6 +212,7 @@ class InputSearch:
         blame = torch.where(boxes.open[:, :, None], bounds.blame.gather(1, index), 0.0).sum(1)
         blame = torch.where(torch.isfinite(blame), blame, 0.0)
         relative = width / (self.whole.upper - self.whole.lower)[:, self.bounder.varying]
+        relative = relative.nan_to_num(0.0)
         total = blame.sum(1, keepdim=True)
         return torch.where(total > 0, blame / total, 0.0) + 1e-3 * relative
 
