@@ -13,8 +13,8 @@ from exact import exact_values, fractions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_helpers import OPERATIONS, signed_rows
+from lost_digits import cancelling
 from networks import boxes, networks, points_in
-from test_interval_strict import cancelling
 from torch import Tensor, nn
 
 from tightrope.box import Box
