@@ -15,6 +15,11 @@ from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.certification.problem import OpenProblem, Problem, worst_row
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.branch_and_bound import BranchAndBound
+from tightrope.certification.search.inputs import (
+    InputSearch,
+    input_search,
+    suits_input_splits,
+)
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.linear.bounded import Relaxation, relaxed
@@ -48,6 +53,9 @@ def root(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
 
 def _root(subject: Subject, opened: OpenProblem) -> Answer:
     problem, unsafe = opened.problem, opened.problem.unsafe
+    if _splits_inputs(subject, opened):
+        opened.search = input_search(subject, problem, opened.nodes)
+        return opened.search.begin()
     relaxation = bound_nodes(subject, opened)
     if reducible(relaxation.graph) and reduction_fits(relaxation):
         network = reduce(relaxation, unsafe.matrix, unsafe.offset)
@@ -55,6 +63,13 @@ def _root(subject: Subject, opened: OpenProblem) -> Answer:
         return opened.search.begin()
     worst = worst_row(unsafe, best_bounds(relaxation, unsafe.matrix))
     return verified(worst) if worst > 0 else undecided(bound=worst)
+
+
+def _splits_inputs(subject: Subject, opened: OpenProblem) -> bool:
+    """Return whether the box is to be cut rather than the signs of neurons."""
+    if opened.split == "auto":
+        return suits_input_splits(subject, opened.problem)
+    return opened.split == "input"
 
 
 def bound_nodes(subject: Subject, opened: OpenProblem) -> Relaxation:
@@ -67,7 +82,7 @@ def bound_nodes(subject: Subject, opened: OpenProblem) -> Relaxation:
 
 
 def branch_and_bound(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
-    """Decide a problem by splitting ReLUs."""
+    """Decide a problem by splitting ReLUs, or its inputs where few of them vary."""
     if opened.search is None:
         found = root(subject, opened, deadline)
         if found or found.cause is not None:
@@ -75,6 +90,8 @@ def branch_and_bound(subject: Subject, opened: OpenProblem, deadline: Deadline) 
     search, opened.search = opened.search, None
     if search is not None:
         found = search.run(deadline.end)
+        if isinstance(search, InputSearch):
+            return found
         return replace(found, details=f"{found.details}{_widest(subject, opened)}")
     if not reducible(subject.exact):
         return _attack_on(subject, opened, deadline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from tightrope.errors import UserError
 
 if TYPE_CHECKING:
     from tightrope.certification.search.branch_and_bound import BranchAndBound
+    from tightrope.certification.search.inputs import InputSearch
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class OpenProblem:
 
     `limit` is how many seconds all stages together may take, of which `times` are spent, stage by
     stage; `nodes` are proved bounds of nodes by position; `bound` is the best proved lower bound
-    on the worst row; `search` is what stands at the root of branch and bound.
+    on the worst row; `search` is what stands at the root of branch and bound; `split` says what
+    that takes apart.
     """
 
     problem: Problem
@@ -56,7 +58,8 @@ class OpenProblem:
     times: dict[str, float] = field(default_factory=dict)
     nodes: Mapping[int, Box] | None = None
     bound: float | None = None
-    search: BranchAndBound | None = None
+    search: BranchAndBound | InputSearch | None = None
+    split: Literal["auto", "input", "relu"] = "auto"
     last: Answer = field(default_factory=Answer)
 
     @property

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tightrope.attacks import attack_goal
-from tightrope.box import Box
+from tightrope.box import Box, flat
+from tightrope.certification.probing import search_pattern, spread_points
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError
@@ -17,6 +18,12 @@ from tightrope.deadline import Deadline, OutOfTimeError
 # How much is attacked together; between its steps there is time to look at the clock.
 MOST_GROUPS = 4096
 NEURONS = 1 << 26
+
+# Points that a probe goes on from, in all groups together, and how far it goes.
+FIRST_POINTS = 64
+PROBED = 256
+PROBE_STEPS = 40
+PROBE_MOVES = 24
 
 # Says of one point, alone, whether the original network fails there.
 Fails = Callable[[Tensor], bool]
@@ -71,6 +78,68 @@ class Refuter:
         except OutOfTimeError:
             pass
         return None
+
+    def probe(self, count: int, *, deadline: Deadline | None = None) -> Tensor | None:
+        """Look at many points of a box of few inputs, and go on from the best of each group."""
+        deadline = deadline or Deadline()
+        try:
+            found = self._probe(count, deadline)
+        except OutOfTimeError:
+            return None
+        return found
+
+    def _probe(self, count: int, deadline: Deadline) -> Tensor | None:
+        dtype = self.inner.lower.dtype
+        groups = self.unsafe.group.unique()
+        each = max(1, PROBED // len(groups))
+        points = spread_points(self.inner, count)
+        kept, score = self._best_of(points, groups, each, deadline)
+        place = torch.arange(len(groups), device=groups.device).repeat_interleave(kept.shape[1])
+        starts, score = points[kept.flatten()], score.flatten()
+        goal = self.unsafe.goal(groups[place], dtype)
+        found = self._confirm_best(starts, score)
+        if found is not None:
+            return found
+
+        def network(x: Tensor) -> Tensor:
+            deadline.check()
+            return self.subject.attacked(x)
+
+        box = self.inner.repeat(len(starts))
+        climbed = attack_goal(network, box, goal, steps=PROBE_STEPS, start=starts)
+        with torch.no_grad():
+            found = self._confirm_best(climbed, goal(network(climbed)))
+            if found is not None:
+                return found
+            moved, score = search_pattern(network, self.inner, goal, climbed, moves=PROBE_MOVES)
+        return self._confirm_best(moved, score)
+
+    def _best_of(
+        self, points: Tensor, groups: Tensor, each: int, deadline: Deadline
+    ) -> tuple[Tensor, Tensor]:
+        """Return the points that come nearest to each group, and how near, [groups, each]."""
+        size = max(1, min(NEURONS // self.subject.neurons, NEURONS // len(self.unsafe.group)))
+        matrix, offset = (t.to(points.dtype) for t in (self.unsafe.matrix, self.unsafe.offset))
+        scores: list[Tensor] = []
+        place = torch.searchsorted(groups, self.unsafe.group)
+        first, chunk, started = 0, min(FIRST_POINTS, size), deadline.left
+        with torch.no_grad():
+            # Whatever the network costs, time is left to go on from the best.
+            while first < len(points) and (not scores or deadline.left > started / 2):
+                part = points[first : first + chunk]
+                first, chunk = first + chunk, min(2 * chunk, size)
+                rows = flat(self.subject.attacked(part)) @ matrix.T + offset
+                worst = rows.new_full((len(part), len(groups)), -torch.inf)
+                index = place.expand(len(part), -1)
+                scores.append(-worst.scatter_reduce(1, index, rows, "amax"))
+                if bool((scores[-1] >= 0).any()):
+                    break
+        best = torch.cat(scores).nan_to_num(-torch.inf).topk(min(each, first, len(points)), dim=0)
+        return best.indices.T, best.values.T
+
+    def _confirm_best(self, points: Tensor, score: Tensor) -> Tensor | None:
+        order = score.argsort(descending=True)
+        return self._confirm(points[order], int((score >= 0).sum()))
 
     def _attack(self, groups: Tensor, steps: int, deadline: Deadline) -> Tensor | None:
         def network(x: Tensor) -> Tensor:

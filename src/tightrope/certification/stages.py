@@ -8,6 +8,7 @@ original network fails.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,8 @@ from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.attacks import strong_attack
 from tightrope.box import Box
 from tightrope.certification import complete
-from tightrope.certification.problem import OpenProblem, worst_row
+from tightrope.certification.problem import OpenProblem, Problem, worst_row
+from tightrope.certification.search.inputs import suits_input_splits
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
 from tightrope.domains import interval
@@ -29,6 +31,8 @@ from tightrope.precision import ROUNDING
 
 # Neurons whose bounds are held at a time.
 NEURONS = 1 << 22
+# Where few inputs vary: points that are looked at first, and seconds for them and what follows.
+PROBES, PROBING = 8192, 2.0
 
 Open = Sequence[OpenProblem]
 
@@ -81,12 +85,7 @@ def attack_stage(
     """Refute by points that lie in the exact set and at which the original network fails."""
     if any(opened.problem.label is None for opened in problems):
         return [
-            _refutation(
-                opened.problem.refuter(subject).search(
-                    steps=settings.steps, restarts=settings.restarts, deadline=deadline
-                ),
-                deadline,
-            )
+            _refutation(_attack(subject, opened.problem, settings, deadline), deadline)
             for opened in problems
         ]
     box = _inner(problems)
@@ -99,6 +98,18 @@ def attack_stage(
     return [
         _refutation(point if b else None, deadline) for point, b in zip(points, broken, strict=True)
     ]
+
+
+def _attack(
+    subject: Subject, problem: Problem, settings: StageSettings, deadline: Deadline
+) -> Tensor | None:
+    """Attack all groups of a problem; where few inputs vary, from many points."""
+    refuter = problem.refuter(subject)
+    if suits_input_splits(subject, problem):
+        return refuter.probe(
+            PROBES, deadline=Deadline(min(deadline.end, time.monotonic() + PROBING))
+        )
+    return refuter.search(steps=settings.steps, restarts=settings.restarts, deadline=deadline)
 
 
 def _refutation(point: Tensor | None, deadline: Deadline) -> Answer:

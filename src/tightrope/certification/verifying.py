@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tightrope.box import Box
 from tightrope.certification.cascade import solve
 from tightrope.certification.problem import Problem, check_timeout, robustness
 from tightrope.certification.properties import PIXELS, Domain, Unsafe, parse_ball
+from tightrope.certification.search.together import FEWEST, alike, decide_together
 from tightrope.certification.subjects import Subject
 from tightrope.certification.vnnlib import (
     Case,
@@ -29,12 +30,13 @@ from tightrope.certification.vnnlib import (
     format_counterexample,
     read_vnnlib,
 )
-from tightrope.deadline import Deadline, OutOfTimeError
+from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
 from tightrope.errors import UserError, shorten
 from tightrope.graph import Graph
 from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
 from tightrope.nets.onnx.check import evenly
 from tightrope.nets.onnx.importing import OnnxNetwork, read_onnx
+from tightrope.precision import full_precision
 from tightrope.radius import Radius
 from tightrope.runs.examination import check_seed
 
@@ -176,6 +178,9 @@ def _decide_cases(
     seed: int,
 ) -> tuple[Answer, Case | None]:
     """Decide each input box; the first counterexample ends it. What is proved holds for all."""
+    together = _decide_together(subject, network, specification.cases, deadline, seed)
+    if together is not None:
+        return together
     subproblems, bound = 0, math.inf
     opened: Answer | None = None
     found = Answer(Verdict.VERIFIED, "empty")
@@ -211,12 +216,39 @@ def _check_sizes(
         )
 
 
-def _decide_case(
-    subject: Subject, network: OnnxNetwork, case: Case, timeout: float, seed: int
-) -> Answer:
+def _decide_together(
+    subject: Subject, network: OnnxNetwork, cases: Sequence[Case], deadline: Deadline, seed: int
+) -> tuple[Answer, Case | None] | None:
+    """Decide many input boxes in one search, if they ask the same but for numbers."""
+    whole = all(c.rows and c.exact for case in cases for c in case.unsafe)
+    if not whole or len(cases) < FEWEST:
+        return None
+    started = time.monotonic()
+    try:
+        with until(deadline), torch.random.fork_rng(), full_precision():
+            torch.manual_seed(seed)
+            problems = [_problem(subject, network, case) for case in cases]
+            sound = [problem for problem in problems if problem is not None]
+            if len(sound) < len(cases) or not alike(sound):
+                return None
+            found = decide_together(subject, sound, deadline)
+    except OutOfTimeError:
+        found = undecided(Cause.TIME, NO_TIME), -1
+    if found is None:
+        return None
+    answer, number = found
+    seconds = time.monotonic() - started
+    stage = "bab" if answer.subproblems else "attack"
+    known = cases[number] if answer.counterexample is not None else None
+    return dataclasses.replace(answer, stage=stage, seconds=seconds), known
+
+
+def _problem(subject: Subject, network: OnnxNetwork, case: Case) -> Problem | None:
+    """Return the problem of an input box; None if no float lies in it."""
+    check_time()
     inner = case.inner(network.dtype)
     if inner is None:
-        return dataclasses.replace(undecided(Cause.INPUT, "it is too thin"), stage="input")
+        return None
 
     def shaped(t: Tensor) -> Tensor:
         return t.view(1, *network.input_shape)
@@ -226,14 +258,22 @@ def _decide_case(
         inside = case.contains(point.flatten().double().tolist())
         return inside and case.unsafe_at(outputs)
 
-    center = inner.project(inner.center)
+    outer = case.outer().map(shaped)
+    return Problem(outer, inner.map(shaped), _unsafe(case, network.output_size), fails)
+
+
+def _decide_case(
+    subject: Subject, network: OnnxNetwork, case: Case, timeout: float, seed: int
+) -> Answer:
+    problem = _problem(subject, network, case)
+    if problem is None:
+        return dataclasses.replace(undecided(Cause.INPUT, "it is too thin"), stage="input")
     if any(not conjunction.rows for conjunction in case.unsafe):
         # Any outputs are unsafe, as long as they are numbers.
-        if fails(shaped(center)[0]):
-            return dataclasses.replace(falsified(shaped(center)[0]), stage="input")
+        center = problem.inner.project(problem.inner.center)[0]
+        if problem.fails(center):
+            return dataclasses.replace(falsified(center), stage="input")
         return dataclasses.replace(undecided(Cause.OUTPUT), stage="input")
-    outer = case.outer().map(shaped)
-    problem = Problem(outer, inner.map(shaped), _unsafe(case, network.output_size), fails)
     found = solve(subject, problem, timeout=timeout, seed=seed)
     if found and not all(conjunction.exact for conjunction in case.unsafe):
         doubt = undecided(Cause.ROUNDING, NO_FLOATS, subproblems=found.subproblems)

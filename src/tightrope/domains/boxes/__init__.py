@@ -1,0 +1,1 @@
+"""Strict bounds of one property on thousands of small boxes of inputs."""
