@@ -51,7 +51,7 @@ class Refuter:
         goal = self.unsafe.goal(groups, dtype)
         with torch.no_grad():
             score = goal(self.subject.attacked(points))
-        found = self._confirm(points[score.argsort(descending=True)], int((score >= 0).sum()))
+        found = self._confirm_best(points, score)
         if found is not None:
             return found
         best = score.topk(min(self.climbers, len(score))).indices
@@ -61,7 +61,7 @@ class Refuter:
         )
         with torch.no_grad():
             score = goal.select(best)(self.subject.attacked(climbed))
-        return self._confirm(climbed[score.argsort(descending=True)], int((score >= 0).sum()))
+        return self._confirm_best(climbed, score)
 
     def search(
         self, *, steps: int, restarts: int, deadline: Deadline | None = None
@@ -150,8 +150,7 @@ class Refuter:
         points = attack_goal(network, self.inner.repeat(len(groups)), goal, steps=steps)
         with torch.no_grad():
             score = goal(network(points))
-        order = score.argsort(descending=True)
-        return self._confirm(points[order], int((score >= 0).sum()))
+        return self._confirm_best(points, score)
 
     def _confirm(self, points: Tensor, count: int) -> Tensor | None:
         """Return the first of the most promising points that is a counterexample."""
