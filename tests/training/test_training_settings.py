@@ -93,7 +93,7 @@ def test_options_of_the_method():
     for steps, size in (("20", "0.5"), (20, 0.5)):
         given = {"method": "pgd", "pgd.steps": steps, "pgd.step_size": size}
         settings = Settings.parse(given)
-        assert settings.options == {"steps": 20, "step_size": 0.5}
+        assert settings.options == {"steps": 20, "restarts": 1, "step_size": 0.5}
         assert settings.objective() == PGD(steps=20, step_size=0.5)
     assert Settings.parse({"method": "pgd", "pgd.step_size": "none"}).objective() == PGD()
     assert Settings.parse({"method": "standard"}).objective() == Standard()
