@@ -146,7 +146,9 @@ def test_a_start_with_gradients_leaves_no_graph(keep: str) -> None:
     _, graph = network()
     x, labels = batch()
     start = x.clone().requires_grad_()
-    points = pgd(graph, Box.ball(x, 0.3), Margin(labels), steps=Steps(2), keep=keep, starts=(start,))
+    points = pgd(
+        graph, Box.ball(x, 0.3), Margin(labels), steps=Steps(2), keep=keep, starts=(start,)
+    )
     assert not points.requires_grad and points.grad_fn is None
 
 

@@ -18,7 +18,7 @@ from tightrope.training.batchnorm import FixedModel
 from tightrope.training.estimating import trained_split
 from tightrope.training.objectives import METHODS
 from tightrope.training.parsing import number, setting
-from tightrope.training.settings import Settings, read_toml
+from tightrope.training.settings import Settings, stored_settings
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,12 @@ def test_an_own_method_is_written_resumed_and_refused(tmp_path: Path) -> None:
     small = {**SMALL, "net": "mlp", "width": 4}
     run = tr.train(method=Own(factor=2.0), out=out, **small)
     assert before == METHODS
-    assert read_toml(run.config)["method"] == "own" and read_toml(run.config)["own.factor"] == 2.0
+    stored = run.values()
+    assert stored["method"] == "own" and stored["own.factor"] == 2.0
     # Shi et al.'s initialisation and annealing: the class is asked, not only the table.
-    assert run.settings().initialization == "shi" and run.settings().objective() == Own(2.0)
-    assert tr.certify(run, samples=5).samples == 5
+    assert stored["initialization"] == "shi"
+    assert Settings.parse(stored, Own).objective() == Own(2.0)
+    assert tr.certify(run, samples=5).samples == 5 and tr.estimate(run, samples=5).samples == 5
     history = run.history_file.read_text()
     again = tr.train(method=Own(factor=2.0), out=out, resume=True)
     assert again == run and run.history_file.read_text() == history
@@ -75,7 +77,7 @@ def test_an_own_method_is_written_resumed_and_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"belongs to method 'taps', but the method is 'own'"):
         tr.train(method=Own(), taps={"weight": 1.0}, out=tmp_path / "other", **small)
     with pytest.raises(UserError, match="unknown method 'own'"):
-        tr.Run(out).settings()
+        stored_settings(run)
     assert before == METHODS and not (tmp_path / "other").exists()
 
 

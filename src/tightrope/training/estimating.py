@@ -23,7 +23,7 @@ from tightrope.runs import Run, open_run
 from tightrope.runs.examination import Examination, batch_seed, check_attack, examine
 from tightrope.runs.lock import Wait
 from tightrope.training.batchnorm import FixedModel, evaluation_model
-from tightrope.training.objectives import IBP, PGD, SABR, TAPS, Objective
+from tightrope.training.objectives import IBP, METHODS, PGD, SABR, TAPS, Objective
 from tightrope.training.objectives.propagation import evaluation_batch
 from tightrope.training.objectives.taps import LatentAttack
 from tightrope.training.settings import stored_settings
@@ -172,4 +172,6 @@ def trained_split(run: Run, graph: Graph) -> int:
     A classifier without any is not attacked: interval bounds have a name of their own.
     """
     smallest = min((relus for relus in graph.cuts() if relus), default=0)
+    if run.settings().method not in METHODS:
+        return smallest  # the options of a method of one's own mean what it likes
     return int(stored_settings(run).options.get("classifier_relus", 0)) or smallest

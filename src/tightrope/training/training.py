@@ -58,7 +58,9 @@ def train(
     wanted = _wanted(run, given, own, resume, force)
     session = _Session(run, wanted, objective)  # refuses the rest before anything is written
     with run.lock("train", wait):
-        found = _wanted(run, given, own, resume, force)  # somebody may have been here in the meantime
+        found = _wanted(
+            run, given, own, resume, force
+        )  # somebody may have been here in the meantime
         if found != wanted:
             session = _Session(run, found, objective)
         if resume and run.checkpoint.exists():
