@@ -13,8 +13,8 @@ LOGITS = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, -1.0], [1.0, 1.0, 4.0]], dtyp
 LABELS = torch.tensor([0, 2, 1])
 
 
-def test_margin_is_the_best_wrong_class_over_the_true_one() -> None:
-    assert worst_margin(LOGITS, LABELS).tolist() == [-1.0, 6.0, 3.0]
+def test_the_worst_margin_is_the_true_class_over_the_best_wrong_one() -> None:
+    assert worst_margin(LOGITS, LABELS).tolist() == [1.0, -6.0, -3.0]
     assert Margin(LABELS)(LOGITS).tolist() == [-1.0, 6.0, 3.0]
 
 

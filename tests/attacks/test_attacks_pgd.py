@@ -58,7 +58,7 @@ def test_steps_are_relative_to_the_half_width() -> None:
     start = torch.tensor([[1.0, 0.0]])
     goal = Margin(torch.tensor([0]))  # o_1 - o_0 = 2 x_0 - 4 x_1 + constant
     steps = Steps(3, size=0.5, decay=0.5, milestones=(0.5,))
-    pgd(spy, box, goal, steps=steps, start=start)
+    pgd(spy, box, goal, steps=steps, starts=(start,))
     # 0.5 of (1, 4), then 0.25 of it twice; the sign of x_1 is negative
     visited = [[1.0, 0.0], [1.5, -2.0], [1.75, -3.0], [2.0, -4.0]]
     assert torch.cat(spy.asked).tolist() == visited
@@ -94,7 +94,7 @@ def test_start_outside_the_box_is_projected() -> None:
     x, labels = batch(5)
     box = Box.ball(x, 0.1)
     spy = Spy(graph)
-    points = pgd(spy, box, Margin(labels), steps=Steps(1), start=x + 5.0)
+    points = pgd(spy, box, Margin(labels), steps=Steps(1), starts=(x + 5.0,))
     assert torch.equal(spy.asked[0], box.upper)
     assert box.contains(points).all()
 

@@ -68,7 +68,7 @@ def test_a_broken_sample_is_kept_although_its_score_is_lower() -> None:
         low_score_when_broken(start)
     )
     box = Box(torch.tensor([[-1.0]]), torch.tensor([[1.0]]))
-    options = {"restarts": 40, "start": start}  # 39 random points, half of them broken
+    options = {"restarts": 40, "starts": (start,)}  # 39 random points, half of them broken
     stopped = attack(low_score_when_broken, box, goal, Steps(0), stop=True, **options)
     assert stopped.item() < 0
     best = attack(low_score_when_broken, box, goal, Steps(0), **options)
@@ -146,7 +146,9 @@ def test_a_start_with_gradients_leaves_no_graph(keep: str) -> None:
     _, graph = network()
     x, labels = batch()
     start = x.clone().requires_grad_()
-    points = pgd(graph, Box.ball(x, 0.3), Margin(labels), steps=Steps(2), keep=keep, start=start)
+    points = pgd(
+        graph, Box.ball(x, 0.3), Margin(labels), steps=Steps(2), keep=keep, starts=(start,)
+    )
     assert not points.requires_grad and points.grad_fn is None
 
 
@@ -176,7 +178,7 @@ def test_inputs_are_not_changed() -> None:
     x, labels = batch()
     box = Box.ball(x, 0.3)
     lower, upper, start = box.lower.clone(), box.upper.clone(), x.clone()
-    pgd(graph, box, Margin(labels), steps=Steps(4), start=start, restarts=2)
+    pgd(graph, box, Margin(labels), steps=Steps(4), starts=(start,), restarts=2)
     assert torch.equal(box.lower, lower) and torch.equal(box.upper, upper)
     assert torch.equal(start, x)
 

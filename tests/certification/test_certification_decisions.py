@@ -28,7 +28,7 @@ from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.search import branch_and_bound as search
 from tightrope.certification.search import optimum
 from tightrope.certification.search.branch_and_bound import BranchAndBound
-from tightrope.certification.search.optimum import _shifted, worst_margin
+from tightrope.certification.search.optimum import _shifted, enclose
 from tightrope.certification.stages import STAGES, Stage, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
@@ -368,7 +368,7 @@ def test_all_of_it_runs_in_full_precision(entry: str, monkeypatch: pytest.Monkey
                 monkeypatch.setitem(STAGES, "ibp", Stage(look))
                 records(blind_spot(), torch.tensor([[0.875, 1.0]]), [0], "1/10", stages=("ibp",))
             else:
-                module, run = (complete, solve) if entry == "solve" else (optimum, worst_margin)
+                module, run = (complete, solve) if entry == "solve" else (optimum, enclose)
                 monkeypatch.setattr(module, "bound_nodes", look)
                 run(*robust())
     finally:

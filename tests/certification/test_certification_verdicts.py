@@ -74,7 +74,7 @@ def check_stage(stage: str, data: st.DataObject) -> None:
         tries.append(torch.where(coin, box.lower, box.upper))
     for points in tries:
         logits = graph(points)
-        margins = -worst_margin(logits, labels)
+        margins = worst_margin(logits, labels)
         slack = 1e-12 * (1 + logits.abs().amax(1))
         assert (margins > -slack).all()
         assert (margins >= claims - slack).all()

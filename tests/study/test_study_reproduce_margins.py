@@ -246,12 +246,12 @@ def test_a_search_that_runs_out_of_time_leaves_it_to_the_program(
     copy = tmp_path / "run"
     shutil.copytree(finished, copy)
     (copy / EXACT).unlink()
-    search = margins.optimum.worst_margin
+    search = margins.optimum.enclose
 
     def too_slow(*arguments: Any, **options: Any) -> Any:
         return replace(search(*arguments, **options), lower=-math.inf, finished=False)
 
-    monkeypatch.setattr(margins.optimum, "worst_margin", too_slow)
+    monkeypatch.setattr(margins.optimum, "enclose", too_slow)
     margins.exact_margins(Run(copy), {"eps": "0.02"}, 2, 1, lambda *_: None)
     fresh, old = Measured(copy).exact, Measured(finished).exact[:2]
     for record, known in zip(fresh, old, strict=True):

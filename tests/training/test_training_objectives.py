@@ -100,7 +100,7 @@ def test_losses_are_ordered(name, radius, seed):
     ball = Box.ball(x, radius)
     clean = Standard()(model, x, y, radius).value
     torch.testing.assert_close(clean, F.cross_entropy(slow.logits, y))
-    points = pgd(model.frozen, ball, CrossEntropy(y), steps=Steps(5), keep="best", start=x)
+    points = pgd(model.frozen, ball, CrossEntropy(y), steps=Steps(5), keep="best", starts=(x,))
     attacked = F.cross_entropy(slow.points(points), y)
     bound = IBP()(model, x, y, radius)
     assert clean < attacked < bound.value

@@ -80,7 +80,7 @@ def test_text_and_typed_values_mean_the_same(name, value, expected):
 def test_every_setting_is_covered_here():
     names = {name for name, _, _ in describe_settings()}
     assert {name for name, _, _ in READ} | {"hidden", "depth", "blocks", "method"} == names
-    assert names == {f.name for f in dataclasses.fields(Settings)} - {"options"}
+    assert names == {f.name for f in dataclasses.fields(Settings)} - {"options", "own_method"}
     assert all(text and "\n" not in text for _, _, text in describe_settings())
 
 
@@ -93,7 +93,7 @@ def test_options_of_the_method():
     for steps, size in (("20", "0.5"), (20, 0.5)):
         given = {"method": "pgd", "pgd.steps": steps, "pgd.step_size": size}
         settings = Settings.parse(given)
-        assert settings.options == {"steps": 20, "step_size": 0.5}
+        assert settings.options == {"steps": 20, "restarts": 1, "step_size": 0.5}
         assert settings.objective() == PGD(steps=20, step_size=0.5)
     assert Settings.parse({"method": "pgd", "pgd.step_size": "none"}).objective() == PGD()
     assert Settings.parse({"method": "standard"}).objective() == Standard()

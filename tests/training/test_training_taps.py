@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -302,3 +303,41 @@ def test_a_tie_is_not_robust(method: Objective) -> None:
     model = evaluation_model(trace(net, (4,)), torch.rand(5, 4))
     loss = method(model, model.x, torch.zeros(5, dtype=torch.long), 0.1)
     assert loss.robust is not None and not loss.robust.any()
+
+
+@pytest.mark.parametrize(
+    ("start", "share", "expected"),
+    [
+        ("ball", 0.25, [0.025, 0.45, 0.8875]),
+        ("ball", 0.9, [0.09, 0.58, 0.985]),
+        ("input", 0.25, [0.0, 0.45, 0.9125]),  # the first pixel is clamped from -0.025
+        ("input", 0.9, [0.04, 0.58, 1.0]),  # the last one from 1.01
+    ],
+)
+def test_where_the_attack_for_the_small_box_starts(monkeypatch, start, share, expected):
+    """In the ball [0, 0.1] x [0.4, 0.6] x [0.85, 1] around (0, 0.5, 0.95), every restart."""
+    asked = []
+
+    def network(points):
+        asked.append(points.detach().clone())
+        return torch.stack((points.sum(1), -points.sum(1)), 1)
+
+    monkeypatch.setattr(torch, "rand_like", lambda t: torch.full_like(t, share))
+    x = torch.tensor([[0.0, 0.5, 0.95]], dtype=torch.float64)
+    model = SimpleNamespace(frozen=network)
+    for method in (
+        SABR(steps=3, restarts=2, start=start),
+        STAPS(attack_steps=3, attack_restarts=2, attack_start=start),
+    ):
+        asked.clear()
+        method.region(model, x, torch.tensor([0]), 0.1)
+        assert len(asked) == 8  # two restarts: the start, and what three steps lead to
+        for first in (asked[0], asked[4]):
+            assert first[0].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_start_is_a_declared_setting():
+    with pytest.raises(UserError, match=r"^sabr.start must be one of ball, input"):
+        SABR(start="anywhere")
+    with pytest.raises(UserError, match=r"^staps.attack_start must be one of ball, input"):
+        STAPS(attack_start="x")

@@ -27,14 +27,14 @@ def strong_attack(
     for restart in range(restarts):
         kind: type[Goal] = Margin if restart % 2 == 0 else CrossEntropy
         goal = kind(labels[alive])  # type: ignore[call-arg]
-        start = diversified(network, box[alive]) if restart >= 2 else None
+        starts = (diversified(network, box[alive]),) if restart >= 2 else ()
         points = pgd(
             network,
             box[alive],
             goal,
             steps=Steps(steps, milestones=MILESTONES),
             stop=True,
-            start=start,
+            starts=starts,
         )
         best[alive] = points
         with torch.no_grad():
@@ -50,7 +50,7 @@ def diversified(network: Network, box: Box, *, steps: int = 5) -> Tensor:
     with torch.no_grad():
         outputs = flat(network(start))
     direction = Direction(torch.rand_like(outputs) * 2 - 1)
-    return pgd(network, box, direction, steps=Steps(steps, size=0.5), keep="last", start=start)
+    return pgd(network, box, direction, steps=Steps(steps, size=0.5), keep="last", starts=(start,))
 
 
 def attack_goal(
@@ -60,4 +60,4 @@ def attack_goal(
     if start is None:
         start = diversified(network, box)
     plan = Steps(steps, milestones=MILESTONES)
-    return pgd(network, box, goal, steps=plan, stop=True, start=start)
+    return pgd(network, box, goal, steps=plan, stop=True, starts=(start,))

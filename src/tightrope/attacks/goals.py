@@ -1,4 +1,4 @@
-"""What an attack maximises: one score per sample, positive margins meaning success.
+"""What an attack maximises: one score per sample, larger meaning nearer to success.
 
 A goal carries the labels it needs and can be narrowed to some samples, so that the loop can
 drop those that are already broken.
@@ -50,13 +50,13 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class Margin:
-    """Maximise `max_i o_i - o_y` over the wrong classes i."""
+    """Minimise the worst margin."""
 
     labels: Tensor
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return the worst margin per sample."""
-        return worst_margin(logits, self.labels)
+        """Return minus the worst margin per sample."""
+        return -worst_margin(logits, self.labels)
 
     def reached(self, logits: Tensor) -> Tensor:
         """Return which samples are misclassified."""
@@ -129,12 +129,12 @@ class Direction:
 
 
 def worst_margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return `max_i o_i - o_y` over the wrong classes i; negative where y wins strictly."""
+    """Return `min_i o_y - o_i` over the wrong classes i; positive where y wins strictly."""
     true = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
-    return others.amax(1) - true[:, 0]
+    return true[:, 0] - others.amax(1)
 
 
 def misclassified(logits: Tensor, labels: Tensor) -> Tensor:
     """Return where the true class does not win: a tie or an undefined output loses."""
-    return ~(worst_margin(logits, labels) < 0)
+    return ~(worst_margin(logits, labels) > 0)

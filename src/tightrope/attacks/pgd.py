@@ -7,7 +7,7 @@ to the points are ever computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, Self
 
@@ -68,18 +68,18 @@ def pgd(
     restarts: int = 1,
     keep: Literal["best", "last"] = "best",
     stop: bool = False,
-    start: Tensor | None = None,
+    starts: Sequence[Tensor] = (),
 ) -> Tensor:
     """Search each box for the point with the highest score and return it.
 
-    Every restart begins at a uniform random point (the first one at `start`, if given) and
+    Every restart begins at a uniform random point (the first ones at `starts`, if given) and
     takes `steps` sign-gradient steps, each followed by projection. `keep="best"` returns the
     highest-scoring point ever visited, start and end included; `keep="last"` the end of the
     last restart, which saves one evaluation. With `stop`, samples leave the batch as soon as
     their goal is reached.
     """
     box = box.detach()
-    first = box.sample() if start is None else box.project(start.detach())
+    first = box.project(starts[0].detach()) if starts else box.sample()
     landscape = NetworkLandscape(network, goal)
     if keep == "last":
         if restarts != 1 or stop:
@@ -90,7 +90,12 @@ def pgd(
         if not len(search.alive):
             break
         narrowed = box[search.alive]
-        points = first if restart == 0 else narrowed.sample()
+        if restart == 0:
+            points = first
+        elif restart < len(starts):
+            points = narrowed.project(starts[restart].detach()[search.alive])
+        else:
+            points = narrowed.sample()
         climb(landscape.select(search.alive), narrowed, points, steps, search)
     return search.best
 

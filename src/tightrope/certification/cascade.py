@@ -178,7 +178,7 @@ def _wrong_from_the_start(
     wrong = (predictions != samples.labels).nonzero()[:, 0]
     if not len(wrong):
         return
-    margins = -worst_margin(subject.outputs(samples.x[wrong]), samples.labels[wrong]).double()
+    margins = worst_margin(subject.outputs(samples.x[wrong]), samples.labels[wrong]).double()
     for i, margin in zip(wrong.tolist(), margins.tolist(), strict=True):
         yield Record(
             index=int(samples.indices[i]),
@@ -201,7 +201,7 @@ def _record(
     if answer.counterexample is not None:
         name = keep(index, answer.counterexample)
         outputs = subject.outputs(answer.counterexample[None])
-        margin = -float(worst_margin(outputs, torch.tensor([label], device=outputs.device)))
+        margin = float(worst_margin(outputs, torch.tensor([label], device=outputs.device)))
     return Record(
         index=index,
         label=label,

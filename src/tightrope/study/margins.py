@@ -1,6 +1,6 @@
 """Worst margins of the test samples of a run: estimated, exact, and by a mixed-integer program.
 
-All of them are `max_i (o_i - o_y)`: negative where the sample is robust.
+Their files hold `max_i (o_i - o_y)`, as the paper's figures do: negative where a sample is robust.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tightrope.attacks import Margin, Steps, pgd, worst_margin
+from tightrope.attacks.ensemble import MILESTONES
 from tightrope.certification.complete import bound_nodes
 from tightrope.certification.problem import OpenProblem, Problem, robustness
 from tightrope.certification.properties import Ball
@@ -29,7 +30,7 @@ from tightrope.runs.examination import Examination, batch_seed, examine
 from tightrope.runs.folder import ESTIMATED, EXACT, SPLITS, Run
 from tightrope.runs.found import read_objects
 from tightrope.training.batchnorm import FixedModel, evaluation_model
-from tightrope.training.estimating import BATCH, estimators, trained_split, worst_margins
+from tightrope.training.estimating import BATCH, estimated_margin, estimators, trained_split
 from tightrope.training.objectives import STAPS, TAPS, Objective
 from tightrope.training.objectives.propagation import evaluation_batch
 
@@ -56,11 +57,11 @@ def estimate_margins(run: Run, options: Mapping[str, Any], progress: Progress) -
     found: dict[str, list[float]] = {name: [] for name in names}
     for model, x, y, first in _batches(examination, graph, relus, progress):
         if "natural" in found:
-            found["natural"] += _rounded(worst_margin(model.logits, y))
+            found["natural"] += _rounded(-worst_margin(model.logits, y))
         for name, objective in chosen.items():
             torch.manual_seed(batch_seed(0, first))
-            margins = worst_margins(objective, model, x, y, float(examination.eps))
-            found[name] += _rounded(margins)
+            margins = estimated_margin(objective, model, x, y, float(examination.eps))
+            found[name] += _rounded(-margins)
     settings = {**options, "classifier_relus": relus, **run.fingerprints()}
     write_json(run.folder / ESTIMATED, {"settings": settings, "margins": found})
 
@@ -74,8 +75,8 @@ def measure_splits(run: Run, options: Mapping[str, Any], progress: Progress) -> 
     for model, x, y, first in _batches(examination, graph, max(relus), progress):
         for k in relus:
             torch.manual_seed(batch_seed(0, first))
-            margins = worst_margins(TAPS(k, loss="taps"), model, x, y, float(examination.eps))
-            robust[k] += int((margins < 0).sum())
+            margins = estimated_margin(TAPS(k, loss="taps"), model, x, y, float(examination.eps))
+            robust[k] += int((margins > 0).sum())
     total = len(examination.indices)
     settings = {**options, **run.fingerprints()}
     accuracies = {str(k): count / total for k, count in robust.items()}
@@ -158,7 +159,7 @@ def _problems(
 def _bad_points(subject: Subject, ball: Ball, y: Tensor, first: int) -> Tensor:
     with torch.random.fork_rng(), full_precision():
         torch.manual_seed(batch_seed(0, first))
-        steps = Steps(50, milestones=(0.5, 0.8, 0.9))
+        steps = Steps(50, milestones=MILESTONES)
         return pgd(subject.attacked, ball.inner(), Margin(y), steps=steps, restarts=3)
 
 
@@ -167,7 +168,7 @@ def _solve(
 ) -> dict[str, Any]:
     """Return the bracket of a worst margin `max_i (o_i - o_y)`, and who found it."""
     began = time.perf_counter()
-    found = optimum.worst_margin(
+    found = optimum.enclose(
         subject, problem, start=start, tolerance=TOLERANCE, timeout=SEARCH_SECONDS
     )
     # The search minimises o_y - o_i: what is attained is a lower end here.
@@ -197,7 +198,7 @@ def _by_program(subject: Subject, problem: Problem, label: int) -> dict[str, Any
     began = time.perf_counter()
     relaxation = bound_nodes(subject, OpenProblem(problem))
     encoding = milp.Encoding(subject.exact, problem.outer, relaxation.boxes)
-    found = milp.worst_margin(encoding, label, seconds=MILP_SECONDS)
+    found = milp.minimize_margin(encoding, label, seconds=MILP_SECONDS)
     allowance = max(milp.safety(encoding, row) for row in problem.unsafe.matrix)
     return {
         "lower": _number(-found.upper),

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightrope.attacks import misclassified, worst_margin
+from tightrope.attacks import Margin, Steps, misclassified, pgd, worst_margin
+from tightrope.attacks.ensemble import MILESTONES
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.files import write_json
@@ -22,9 +23,8 @@ from tightrope.runs import Run, open_run
 from tightrope.runs.examination import Examination, batch_seed, check_attack, examine
 from tightrope.runs.lock import Wait
 from tightrope.training.batchnorm import FixedModel, evaluation_model
-from tightrope.training.objectives import IBP, PGD, SABR, TAPS, Objective
+from tightrope.training.objectives import IBP, METHODS, PGD, SABR, TAPS, Objective
 from tightrope.training.objectives.propagation import evaluation_batch
-from tightrope.training.objectives.regions import adversarial_points
 from tightrope.training.objectives.taps import LatentAttack
 from tightrope.training.settings import stored_settings
 
@@ -69,8 +69,8 @@ def estimate(
     TAPS accuracy is the share of samples whose latent attack (`steps`, `restarts`) finds no
     wrong class, for the split with `classifier_relus` ReLUs in the classifier (by default the
     one the run was trained with, else the smallest that has any). `ratio` is the size of SABR's
-    box. PGD takes 50 steps from each of 3 starts, as in the paper's comparison. A run that another
-    command is working on is an error unless `wait` queues for it.
+    box. PGD takes 50 steps on the margin from each of 3 starts, as in the paper's comparison. A run
+    that another command is working on is an error unless `wait` queues for it.
     """
     run = open_run(run)
     check_attack(steps, restarts, seed)
@@ -123,9 +123,8 @@ def _count_robust(
             counts["natural"] += int((~misclassified(model.logits, y)).sum())
             for name, objective in objectives.items():
                 torch.manual_seed(batch_seed(seed, int(indices[0])))
-                robust = objective(model, x, y, float(examination.eps)).robust
-                assert robust is not None
-                counts[name] += int(robust.sum())
+                margins = estimated_margin(objective, model, x, y, float(examination.eps))
+                counts[name] += int((margins > 0).sum())
             progress(min(first + size, total), total)
     return counts
 
@@ -142,25 +141,19 @@ def estimators(
     }
 
 
-def worst_margins(
+def estimated_margin(
     objective: Objective, model: FixedModel, x: Tensor, y: Tensor, radius: float
 ) -> Tensor:
-    """Return `max_i (o_i - o_y)` over the ball, per sample, as an approximation estimates it.
+    """Return the worst margin over the ball, per sample, as an approximation estimates it.
 
-    Above the exact worst margin for IBP, below it for PGD, anywhere for SABR, TAPS and STAPS.
+    Below the exact one for IBP, above it for PGD, anywhere for SABR, TAPS and STAPS.
     """
-    if isinstance(objective, PGD):
-        points = adversarial_points(
-            model,
-            Box.ball(x, radius),
-            y,
-            steps=objective.steps,
-            restarts=objective.restarts,
-            step_size=objective.step_size,
-            last=True,
-        )
-        return worst_margin(model.graph(points), y)
     box = Box.ball(x, radius)
+    if isinstance(objective, PGD):
+        # On the margin itself: the point of the largest cross-entropy need not have the worst one.
+        steps = Steps(objective.steps, objective.step_size or 0.25, milestones=MILESTONES)
+        points = pgd(model.frozen, box, Margin(y), steps=steps, restarts=objective.restarts)
+        return worst_margin(model.graph(points), y)
     if isinstance(objective, LatentAttack | SABR):
         box = objective.region(model, x, y, radius)
     if isinstance(objective, LatentAttack) and objective.classifier_relus:
@@ -170,7 +163,7 @@ def worst_margins(
     else:
         assert isinstance(objective, IBP | SABR | LatentAttack)
         margins, _ = interval.margins(model.graph, box, y)
-    return -margins.scatter(1, y[:, None], torch.inf).amin(1)
+    return worst_margin(-margins, y)
 
 
 def trained_split(run: Run, graph: Graph) -> int:
@@ -179,4 +172,6 @@ def trained_split(run: Run, graph: Graph) -> int:
     A classifier without any is not attacked: interval bounds have a name of their own.
     """
     smallest = min((relus for relus in graph.cuts() if relus), default=0)
+    if run.settings().method not in METHODS:
+        return smallest  # the options of a method of one's own mean what it likes
     return int(stored_settings(run).options.get("classifier_relus", 0)) or smallest

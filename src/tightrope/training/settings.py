@@ -24,6 +24,7 @@ from tightrope.training.parsing import parse_setting, setting
 
 if TYPE_CHECKING:
     from tightrope.runs import Run
+    from tightrope.training.objectives import Objective
 
 _count = parsing.optional(parsing.whole(1))
 _LARGEST = 1e30  # optimisers count in single precision
@@ -31,7 +32,10 @@ _LARGEST = 1e30  # optimisers count in single precision
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a run; `options` are the method's own hyperparameters."""
+    """The settings of a run; `options` are the method's own hyperparameters.
+
+    `own_method` is the class of a method that is not in the table.
+    """
 
     data: str = setting("mnist", parsing.text, "data set: a name, an .npz file or an image folder")
     data_dir: str | None = setting(None, parsing.optional(parsing.text), "where data sets lie")
@@ -100,17 +104,21 @@ class Settings:
     seed: int = setting(0, parsing.whole(0, 2**63 - 1), "seed of everything random")
     device: str = setting("auto", parsing.text, "cpu, cuda, cuda:1, mps or auto")
     options: Mapping[str, Any] = field(default_factory=dict)
+    own_method: type[Objective] | None = None
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> Settings:
+    def parse(cls, given: Mapping[str, Any], own_method: type[Objective] | None = None) -> Settings:
         """Make settings from text or typed values; `method.option` names the method's own."""
-        from tightrope.training.objectives import method_options, section
+        from tightrope.training.objectives import find_method
 
         declared = {f.name: f for f in _fields()}
-        method = given.get("method", "ibp")
-        if not isinstance(method, str):
-            raise UserError(f"method must be a name, got {shorten(method)}")
-        options = {f"{section(method)}.{name}": f for name, f in method_options(method).items()}
+        wanted = given.get("method", "ibp")
+        if not isinstance(wanted, str):
+            raise UserError(f"method must be a name, got {shorten(wanted)}")
+        if own_method is not None and own_method.name != wanted:
+            own_method = None
+        method = own_method or find_method(wanted)
+        options = {f"{method.section}.{k}": f for k, f in method.hyperparameters().items()}
         values: dict[str, Any] = {}
         chosen: dict[str, Any] = {}
         for name, value in given.items():
@@ -120,26 +128,28 @@ class Settings:
                 chosen[options[name].name] = parse_setting(name, options[name], value)
             else:
                 raise _unknown_setting(name, method, [*declared, *options])
-        settings = cls(**values, options=chosen)
-        settings.objective()  # lets the method refuse its options
-        return settings
+        # The method may refuse its options, and completes them.
+        chosen = dataclasses.asdict(method(**chosen))  # type: ignore[call-overload]
+        return cls(**values, options=chosen, own_method=own_method)
+
+    @property
+    def method_class(self) -> type[Objective]:
+        """The class of the training method."""
+        from tightrope.training.objectives import find_method
+
+        return self.own_method or find_method(self.method)
 
     def objective(self) -> Any:
         """Return the training method with its hyperparameters."""
-        from tightrope.training.objectives import find_method
-
-        return find_method(self.method)(**self.options)
+        return self.method_class(**self.options)
 
     def resolve(self, *, normalize: bool, network: Mapping[str, Any]) -> Settings:
         """Fill in everything that was left open.
 
         `normalize` is the data set's default, `network` are the architecture's arguments.
         """
-        from tightrope.training.objectives import find_method
-
-        method = find_method(self.method)
-        bounds = method.propagates_boxes
-        share = method.annealing_share
+        bounds = self.method_class.propagates_boxes
+        share = self.method_class.annealing_share
         share = (2 / 7 if bounds else 0.0) if share is None else share
         derived = {
             **network,
@@ -150,9 +160,7 @@ class Settings:
             "decay_epochs": tuple(sorted({round(self.epochs * n / 7) for n in (5, 6)} - {0})),
         }
         missing = {k: v for k, v in derived.items() if getattr(self, k) is None}
-        resolved = dataclasses.replace(
-            self, **missing, options=dataclasses.asdict(self.objective())
-        )
+        resolved = dataclasses.replace(self, **missing)
         resolved.check()
         return resolved
 
@@ -176,8 +184,6 @@ class Settings:
 
     def to_table(self) -> dict[str, Any]:
         """Return the content of `config.toml`: settings in use, the method's under its name."""
-        from tightrope.training.objectives import method_options, section
-
         table: dict[str, Any] = {}
         for f in _fields():
             value = getattr(self, f.name)
@@ -188,13 +194,13 @@ class Settings:
                 value = "none"  # TOML has no null, and leaving it out would mean the default
             if value is not None:
                 table[f.name] = list(value) if isinstance(value, tuple) else value
-        defaults = {name: f.default for name, f in method_options(self.method).items()}
+        declared = self.method_class.hyperparameters()
         options = {
             name: "none" if value is None else value
             for name, value in self.options.items()
-            if value is not None or defaults[name] is not None
+            if value is not None or declared[name].default is not None
         }
-        return {**table, section(self.method): options} if options else table
+        return {**table, self.method_class.section: options} if options else table
 
     def to_toml(self, made_with: Mapping[str, Any] | None = None) -> str:
         """Return the text of `config.toml`; what the run is made with is no setting."""
@@ -202,21 +208,21 @@ class Settings:
 
 
 def _fields() -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(Settings) if f.name != "options"]
+    return [f for f in dataclasses.fields(Settings) if f.name not in ("options", "own_method")]
 
 
-def _unknown_setting(name: str, method: str, known: list[str]) -> UserError:
+def _unknown_setting(name: str, method: type[Objective], known: list[str]) -> UserError:
     from tightrope.training.objectives import METHODS, section
 
     head, dot, _ = name.partition(".")
     owners = {section(other): other for other in METHODS}
-    if dot and owners.get(head, method) != method:
+    if dot and owners.get(head, method.name) != method.name:
         owner = owners[head]
-        return UserError(f"{name} belongs to method {owner!r}, but the method is {method!r}")
-    if dot and head == section(method):
+        return UserError(f"{name} belongs to method {owner!r}, but the method is {method.name!r}")
+    if dot and head == method.section:
         own = [k for k in known if k.startswith(f"{head}.")]
         if not own:
-            return UserError(f"method {method!r} takes no options, got {shorten(name)}")
+            return UserError(f"method {method.name!r} takes no options, got {shorten(name)}")
         return unknown_name("setting", name, own)
     return unknown_name("setting", name, known)
 

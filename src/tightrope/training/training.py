@@ -19,7 +19,7 @@ from tightrope.runs import Run
 from tightrope.runs.config import train_arguments, write
 from tightrope.runs.lock import Wait
 from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
-from tightrope.training.objectives import METHODS, Objective, method_options, section
+from tightrope.training.objectives import METHODS, Objective, section
 from tightrope.training.presets import load_preset
 from tightrope.training.settings import Settings, describe_settings, flatten
 from tightrope.training.trainer import Progress, Trainer
@@ -52,10 +52,13 @@ def train(
     """
     run = Run(Path(out))
     given, objective = _gather(preset, method, settings)
-    wanted = _wanted(run, given, resume, force)
+    own = _own_class(objective)
+    wanted = _wanted(run, given, own, resume, force)
     session = _Session(run, wanted, objective)  # refuses the rest before anything is written
     with run.lock("train", wait):
-        found = _wanted(run, given, resume, force)  # somebody may have been here in the meantime
+        found = _wanted(
+            run, given, own, resume, force
+        )  # somebody may have been here in the meantime
         if found != wanted:
             session = _Session(run, found, objective)
         if resume and run.checkpoint.exists():
@@ -78,17 +81,20 @@ def check_training(
     """Refuse what `train` would refuse, and write nothing; return all settings and the data."""
     run = Run(Path(out))
     given, objective = _gather(preset, method, settings)
-    session = _Session(run, _wanted(run, given, resume, force), objective)
+    own = _own_class(objective)
+    session = _Session(run, _wanted(run, given, own, resume, force), objective)
     return session.settings, session.data
 
 
-def _wanted(run: Run, given: dict[str, Any], resume: bool, force: bool) -> Settings:
+def _wanted(
+    run: Run, given: dict[str, Any], own: type[Objective] | None, resume: bool, force: bool
+) -> Settings:
     """Return the settings to train with; refuse to write over anything, unless told to."""
     if resume and run.config.exists():
-        given = _stored_settings(run, given)
+        given = _stored_settings(run, given, own)
     else:
         _check_folder(run, force)
-    return Settings.parse(given)
+    return Settings.parse(given, own)
 
 
 def _check_folder(run: Run, force: bool) -> None:
@@ -116,7 +122,6 @@ def _gather(
         settings = {"method": method, **settings}
     elif method is not None:
         objective, own = method, _own_settings(method)
-        METHODS.setdefault(method.name, type(method))
         twice = sorted(flatten(own).keys() & flatten(settings).keys())
         if twice:
             raise UserError(f"{twice[0]} is given twice: set it in the method object")
@@ -130,6 +135,11 @@ def _gather(
     return given, objective
 
 
+def _own_class(objective: Objective | None) -> type[Objective] | None:
+    """Return the class of a method object that the table does not know."""
+    return None if objective is None or objective.name in METHODS else type(objective)
+
+
 def _own_settings(method: Objective) -> dict[str, Any]:
     """Return the name and the options of a method object as settings."""
     if not isinstance(method, Objective) or not dataclasses.is_dataclass(method):
@@ -140,11 +150,13 @@ def _own_settings(method: Objective) -> dict[str, Any]:
     return {"method": method.name, method.section: dataclasses.asdict(method)}
 
 
-def _stored_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
+def _stored_settings(
+    run: Run, given: dict[str, Any], own: type[Objective] | None
+) -> dict[str, Any]:
     """Return the settings of the run to resume; what is given must agree with them."""
     stored = run.values()
-    wanted = Settings.parse({**stored, **given}).to_table()
-    before = Settings.parse(stored).to_table()
+    wanted = Settings.parse({**stored, **given}, own).to_table()
+    before = Settings.parse(stored, own).to_table()
     changed = [name for name in wanted if wanted[name] != before.get(name)]
     if changed:
         raise UserError(
@@ -157,8 +169,8 @@ def _stored_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
 def chosen(settings: Settings) -> dict[str, Any]:
     """Return the main settings, and all others that are not the default, in one flat table."""
     defaults = {name: default for name, default, _ in describe_settings()}
-    options = method_options(settings.method)
-    defaults |= {f"{section(settings.method)}.{k}": f.default for k, f in options.items()}
+    method = settings.method_class
+    defaults |= {f"{method.section}.{k}": f.default for k, f in method.hyperparameters().items()}
     table = flatten(settings.to_table())
     return {k: v for k, v in table.items() if k in MAIN or write(v) != write(defaults[k])}
 

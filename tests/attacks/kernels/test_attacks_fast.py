@@ -15,7 +15,7 @@ from tightrope.attacks import attack_margins, latent, latent_steps
 from tightrope.attacks.kernels import chain_attack, chains, increments, last_layer, layouts, reduced
 from tightrope.attacks.kernels.chains import chain
 from tightrope.attacks.latent import wrong_classes
-from tightrope.attacks.pgd import Steps
+from tightrope.attacks.pgd import WIDTH, Steps
 from tightrope.box import Box
 from tightrope.graph import Graph, trace
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES = 4
 # Hidden layers: convolutions, or linear ones.
 DEPTHS = [(True,), (False,), (True, True), (True, False), (False, False), (True, True, False)]
-# Reduced to what can change; changes followed from the first step on, or after steps in full; the
-# last layer without what cannot flip.
+# Reduced to what can change; changes followed after one step in full, or after several; the last
+# layer without what cannot flip.
 WAYS = ("reduced", "followed", "in full first", "narrowed")
 
 
@@ -41,7 +41,7 @@ def go(way: str, patch: pytest.MonkeyPatch) -> None:
     """Attack small networks in one of the ways."""
     patch.setattr(chains, "LARGEST_REDUCED", 1 << 60 if way == "reduced" else 0)
     patch.setattr(chains, "DEEPEST_REDUCED", 1 << 60)
-    patch.setattr(increments, "LARGEST_CACHED", 1 << 60 if way == "followed" else 0)
+    patch.setattr(increments, "WIDTH", 0.0 if way == "followed" else WIDTH)
     patch.setattr(last_layer, "SMALLEST", 0 if way == "narrowed" else 1 << 60)
     patch.setattr(last_layer, "SHARE", 0)
     if way == "narrowed":
@@ -221,7 +221,7 @@ def test_the_way_is_the_one_asked_for(way: str, monkeypatch: pytest.MonkeyPatch)
     attack_margins(
         trace(module, (1, 3, 3)), boxes((1, 3, 3), 0, 2), torch.arange(3), steps=latent_steps(20)
     )
-    expected = {"reduced": (1, 0, 0), "followed": (0, 1, 0), "in full first": (0, 6, 0)}
+    expected = {"reduced": (1, 0, 0), "followed": (0, 2, 0), "in full first": (0, 6, 0)}
     assert tuple(calls.values()) == expected.get(way, (0, 6, 3))
 
 

@@ -89,10 +89,10 @@ def test_attacks_use_it_and_find_the_same_points(monkeypatch: pytest.MonkeyPatch
         return real(self, points)
 
     monkeypatch.setattr(small.SmallNetwork, "__call__", spy)
-    fast = pgd(for_points(graph), box, goal, steps=Steps(6), start=start)
+    fast = pgd(for_points(graph), box, goal, steps=Steps(6), starts=(start,))
     assert calls == [20] * 7
     monkeypatch.setattr(small, "LARGEST_WORK", 0)
-    usual = pgd(for_points(graph), box, goal, steps=Steps(6), start=start)
+    usual = pgd(for_points(graph), box, goal, steps=Steps(6), starts=(start,))
     assert len(calls) == 7
     torch.testing.assert_close(fast, usual, rtol=0, atol=1e-12)
     assert not torch.equal(fast, start)

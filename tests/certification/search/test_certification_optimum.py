@@ -13,7 +13,7 @@ from torch import nn
 
 from tightrope.certification.problem import Problem
 from tightrope.certification.properties import Unsafe
-from tightrope.certification.search.optimum import worst_margin
+from tightrope.certification.search.optimum import enclose
 from tightrope.certification.search.pool import Pool
 from tightrope.certification.subjects import Subject
 from tightrope.domains.reduced.splits import Subproblems
@@ -41,7 +41,7 @@ def exact(subject: Subject, problem: Problem) -> float:
 def test_the_bracket_holds_the_exact_minimum(seed: int) -> None:
     instance = draw_instance(seed, most=64)
     problem = rows_alone(instance)
-    found = worst_margin(instance.subject, problem, tolerance=TOLERANCE)
+    found = enclose(instance.subject, problem, tolerance=TOLERANCE)
     truth = exact(instance.subject, problem)
     noise = 1e-9 * (1 + abs(truth))
     assert found.finished
@@ -58,8 +58,8 @@ def test_a_start_point_is_where_the_search_begins() -> None:
     instance = draw_instance(3, most=64)
     problem = rows_alone(instance)
     start = problem.inner.lower
-    found = worst_margin(instance.subject, problem, start=start, tolerance=TOLERANCE)
-    again = worst_margin(instance.subject, problem, tolerance=TOLERANCE)
+    found = enclose(instance.subject, problem, start=start, tolerance=TOLERANCE)
+    again = enclose(instance.subject, problem, tolerance=TOLERANCE)
     assert found.finished and abs(found.upper - again.upper) <= 2 * TOLERANCE
 
 
@@ -74,7 +74,7 @@ def test_without_time_there_is_no_lower_end() -> None:
     wide = type(box)(lower, lower + 1)
     unsafe = Unsafe.misclassification(0, 2, torch.device("cpu"))
     problem = Problem(wide, wide, unsafe, lambda point: False)
-    found = worst_margin(subject, problem, timeout=-1.0)
+    found = enclose(subject, problem, timeout=-1.0)
     assert not found.finished
     assert found.lower == -math.inf and math.isfinite(found.upper)
 
@@ -86,7 +86,7 @@ def test_other_bends_than_relus_are_refused() -> None:
     box = type(instance.box)(lower, lower + 1)
     unsafe = Unsafe.misclassification(0, 2, torch.device("cpu"))
     with pytest.raises(UserError, match="ReLU"):
-        worst_margin(Subject.of(module, (2,)), Problem(box, box, unsafe, lambda point: False))
+        enclose(Subject.of(module, (2,)), Problem(box, box, unsafe, lambda point: False))
 
 
 # --- the pool -------------------------------------------------------------------------------------

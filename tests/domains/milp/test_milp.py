@@ -84,14 +84,14 @@ def test_drawn_networks_equal_enumeration_at_length(data: st.DataObject) -> None
 
 @pytest.mark.parametrize("seed", [0, 2])
 @pytest.mark.parametrize("kind", ["dense", "residual"])
-def test_worst_margin_is_the_least_over_the_classes(kind: str, seed: int) -> None:
+def test_the_worst_margin_is_the_least_over_the_classes(kind: str, seed: int) -> None:
     graph, box, _ = setting(kind, seed)
     identity = torch.eye(3, dtype=torch.float64)
     for label in range(3):
         others = [i for i in range(3) if i != label]
         rows = [identity[label] - identity[i] for i in others]
         exact = min(exact_minimum(graph, box, row)[0] for row in rows)
-        found = milp.worst_margin(encoded(graph, box), label)
+        found = milp.minimize_margin(encoded(graph, box), label)
         assert found.finished and found.point is not None
         assert found.lower == pytest.approx(exact, abs=1e-6)
         outputs = graph(found.point[None])[0]
@@ -100,15 +100,15 @@ def test_worst_margin_is_the_least_over_the_classes(kind: str, seed: int) -> Non
         assert found.upper == pytest.approx(exact, abs=1e-6)
 
 
-def test_worst_margin_stops_where_told() -> None:
+def test_the_worst_margin_stops_where_told() -> None:
     graph, box, _ = setting("dense", 0)
-    exact = milp.worst_margin(encoded(graph, box), 0)
-    above = milp.worst_margin(encoded(graph, box), 0, stop_above=exact.lower - 0.5)
+    exact = milp.minimize_margin(encoded(graph, box), 0)
+    above = milp.minimize_margin(encoded(graph, box), 0, stop_above=exact.lower - 0.5)
     assert above.finished and exact.lower - 0.5 < above.lower <= exact.upper
-    below = milp.worst_margin(encoded(graph, box), 0, stop_below=exact.upper + 0.5)
+    below = milp.minimize_margin(encoded(graph, box), 0, stop_below=exact.upper + 0.5)
     assert below.finished and exact.lower - 1e-6 <= below.upper < exact.upper + 0.5
     assert below.lower <= exact.upper
-    none = milp.worst_margin(encoded(graph, box), 0, seconds=0.0)
+    none = milp.minimize_margin(encoded(graph, box), 0, seconds=0.0)
     assert not none.finished and -math.inf < none.lower <= exact.upper
 
 

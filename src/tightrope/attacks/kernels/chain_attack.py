@@ -64,16 +64,17 @@ def attack_chain(
 
 def _draw(box: Box, count: int, pool: ThreadPoolExecutor) -> Tensor:
     """Draw points as `Box.sample` does, on all threads."""
-    from tightrope.attacks.kernels.drawing_kernel import place  # the compiler takes a while to load
-
     points = box.lower.new_empty(len(box.lower), count, box.lower.shape[1])
     seeds = np.random.SeedSequence(int(torch.randint(1 << 62, ()))).spawn(STREAMS)
     parts = zip(*(np.array_split(t.numpy(), STREAMS) for t in (points, *box.corners)), strict=True)
 
     def fill(seed: np.random.SeedSequence, arrays: tuple[Array, ...]) -> None:
-        part = arrays[0]
+        part, lower, upper = arrays[0], arrays[1][:, None], arrays[2][:, None]
         np.random.Generator(np.random.SFC64(seed)).random(out=part, dtype=part.dtype.type)
-        place(*arrays)
+        part *= upper - lower
+        part += lower
+        # Rounding may lead out of the box by a unit in the last place.
+        np.clip(part, lower, upper, out=part)
 
     list(pool.map(fill, seeds, parts))
     return points

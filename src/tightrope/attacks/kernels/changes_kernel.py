@@ -45,14 +45,14 @@ class Layer(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is known of one estimator at two points, by layer."""
+    """What is known of one estimator, by layer."""
 
-    point: Array  # [2, inputs]
-    hidden: tuple[Array, ...]  # [2, values] pre-activations behind the layer
-    slopes: tuple[Array, ...]  # [2, values] gradient before the layer
-    active: tuple[Array, ...]  # [2, values] activations behind the layer
-    passed: tuple[Array, ...]  # [2, values] gradient that passes the ReLUs behind the layer
-    alive: tuple[Array, ...]  # [2, windows] how much of it is not zero
+    point: Array  # [inputs]
+    hidden: tuple[Array, ...]  # [values] pre-activations behind the layer
+    slopes: tuple[Array, ...]  # [values] gradient before the layer
+    active: tuple[Array, ...]  # [values] activations behind the layer
+    passed: tuple[Array, ...]  # [values] gradient that passes the ReLUs behind the layer
+    alive: tuple[Array, ...]  # [windows] how much of it is not zero
 
 
 class Changes(NamedTuple):
@@ -99,29 +99,29 @@ def narrow(
 
 @compiled
 def forwards(
-    state: State, at: int, layers: tuple[Layer, ...], outer: Array, count: int, changes: Changes
+    state: State, layers: tuple[Layer, ...], outer: Array, count: int, changes: Changes
 ) -> int:
     """Carry changes of the point through all layers.
 
     Behind the last layer, list and count the changes of the gradient that passes the ReLUs.
     """
     for k in range(len(layers)):
-        layer, values, touched = layers[k], state.hidden[k][at], changes.touched[k]
+        layer, values, touched = layers[k], state.hidden[k], changes.touched[k]
         if len(layer.columns) and MANY * count > len(layer.forwards.picks):
             _collect(count, layer, values, k, changes)
         else:
             _spread(count, layer.forwards, values, touched, changes, k % 2)
         if k < len(layers) - 1:
-            count = _activations(state, at, k, changes)
+            count = _activations(state, k, changes)
         else:
-            count = _flips(state, at, outer, k, changes)
+            count = _flips(state, outer, k, changes)
     return count
 
 
 @compiled
-def _activations(state: State, at: int, k: int, changes: Changes) -> int:
+def _activations(state: State, k: int, changes: Changes) -> int:
     """List changes of the activations behind layer k."""
-    values, active = state.hidden[k][at], state.active[k][at]
+    values, active = state.hidden[k], state.active[k]
     touched, stale = changes.touched[k], changes.stale[k + 1]
     places, amounts = changes.places[(k + 1) % 2], changes.amounts[(k + 1) % 2]
     zero = values.dtype.type(0)
@@ -146,10 +146,10 @@ def _activations(state: State, at: int, k: int, changes: Changes) -> int:
 
 
 @compiled
-def _flips(state: State, at: int, outer: Array, k: int, changes: Changes) -> int:
+def _flips(state: State, outer: Array, k: int, changes: Changes) -> int:
     """List changes of the gradient that passes the ReLUs behind the last layer."""
-    values, active = state.hidden[k][at], state.active[k][at]
-    passed, alive, touched = state.passed[k][at], state.alive[k][at], changes.touched[k]
+    values, active = state.hidden[k], state.active[k]
+    passed, alive, touched = state.passed[k], state.alive[k], changes.touched[k]
     places, amounts = changes.places[(k + 1) % 2], changes.amounts[(k + 1) % 2]
     zero = values.dtype.type(0)
     channels = len(values) // len(touched)
@@ -177,23 +177,21 @@ def _flips(state: State, at: int, outer: Array, k: int, changes: Changes) -> int
 
 
 @compiled
-def backwards(
-    state: State, at: int, layers: tuple[Layer, ...], count: int, changes: Changes
-) -> None:
+def backwards(state: State, layers: tuple[Layer, ...], count: int, changes: Changes) -> None:
     """Carry changes of the gradient behind the last layer down to the point."""
     for k in range(len(layers) - 1, -1, -1):
-        layer, slope, stale = layers[k], state.slopes[k][at], changes.stale[k]
+        layer, slope, stale = layers[k], state.slopes[k], changes.stale[k]
         _spread(count, layer.backwards, slope, stale, changes, (k + 1) % 2)
-        _silence(count, layer, state, at, k, changes)
+        _silence(count, layer, state, k, changes)
         if k:
-            count = _gradients(state, at, k - 1, changes)
+            count = _gradients(state, k - 1, changes)
 
 
 @compiled
-def _gradients(state: State, at: int, k: int, changes: Changes) -> int:
+def _gradients(state: State, k: int, changes: Changes) -> int:
     """List changes of the gradient that passes the ReLUs behind layer k."""
-    slope, active, passed = state.slopes[k + 1][at], state.active[k][at], state.passed[k][at]
-    alive, stale = state.alive[k][at], changes.stale[k + 1]
+    slope, active, passed = state.slopes[k + 1], state.active[k], state.passed[k]
+    alive, stale = state.alive[k], changes.stale[k + 1]
     places, amounts = changes.places[(k + 1) % 2], changes.amounts[(k + 1) % 2]
     zero = slope.dtype.type(0)
     channels = len(slope) // len(stale)
@@ -268,9 +266,9 @@ def _collect(count: int, layer: Layer, values: Array, k: int, changes: Changes) 
 
 
 @compiled
-def _silence(count: int, layer: Layer, state: State, at: int, k: int, changes: Changes) -> None:
+def _silence(count: int, layer: Layer, state: State, k: int, changes: Changes) -> None:
     """Set gradients to zero where none arrives any more: their sum may have left a rest."""
-    slope, alive, places = state.slopes[k][at], state.alive[k][at], changes.places[(k + 1) % 2]
+    slope, alive, places = state.slopes[k], state.alive[k], changes.places[(k + 1) % 2]
     runs = layer.backwards.runs
     windows, blocks = layer.backwards.blocks, layer.forwards.blocks
     channels = len(slope) // len(changes.stale[k])

@@ -1,9 +1,9 @@
 """The latent attack on chains of layers, worked out from what changes in a step.
 
 Sign steps of a fifth of the width bring nearly all coordinates of a latent point to a corner
-within five steps. From then on few coordinates move and few ReLUs flip, so neither the outputs
-nor the gradients need to be computed anew: changes are followed through the network, one
-estimator at a time (`increments_kernel`).
+within five steps, for which full products are the faster way. From then on few coordinates move
+and few ReLUs flip, so neither the outputs nor the gradients need to be computed anew: changes are
+followed through the network, one estimator at a time (`increments_kernel`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,6 @@ if TYPE_CHECKING:  # the compiler takes a while to load
     from tightrope.attacks.kernels.changes_kernel import Changes, Layer, State
     from tightrope.attacks.kernels.increments_kernel import Readout
 
-# The weights of a small layer stay in the processor's cache.
-LARGEST_CACHED = 1 << 16
-# Changes of a single layer are followed so fast that a second state does not pay.
-SMALLEST_DEPTH = 2
-
 
 class Increments:
     """The compiled search with all that it needs to know."""
@@ -43,11 +38,8 @@ class Increments:
         rows = flat(last.weight.unflatten(1, self.shapes[-1]), 1).contiguous()
         self.readout = rows.numpy(), bias(last).numpy()
         self.sizes = np.array(task.steps.sizes())
-        # While points can still cross the box, most of them move, and full products are faster,
-        # unless all weights stay in the cache.
-        self.crossing = int((np.cumsum(self.sizes) < WIDTH - 1e-6).sum()) + 1
-        small = all(layer.weight.numel() <= LARGEST_CACHED for layer in layers)
-        self.full = 0 if small else self.crossing
+        # While points can still cross the box, most of them move.
+        self.full = int((np.cumsum(self.sizes) < WIDTH - 1e-6).sum()) + 1
 
     def climb(self, piece: slice, points: Tensor, best: Tensor, scores: Tensor) -> None:
         """Take all steps from some samples' points; keep the best of them."""
@@ -67,7 +59,7 @@ class Increments:
         search = [t[piece].numpy() for t in each]
         labels, targets = task.labels[piece].numpy(), task.targets[piece].numpy()
         last = None
-        if size is None and self.full and narrows(task, self.layers[-1]):
+        if size is None and narrows(task, self.layers[-1]):
             last = LastLayer(task, self.layers[-1], piece, torch.from_numpy(hidden[-2]).relu())
 
         def run(part: slice) -> None:
@@ -99,12 +91,9 @@ class Increments:
         """Follow changes through all steps that are left."""
         from tightrope.attacks.kernels.increments_kernel import climb
 
-        # Two states of a large network would not fit into the cache.
-        two = len(layers) >= SMALLEST_DEPTH and not self.full
-        crossing = self.crossing if two else len(self.sizes)
         room = self._state(hidden), self._changes(hidden)
-        steps = self.sizes[self.full :], crossing
-        climb(*search, tuple(hidden), tuple(slopes), layers, readout, *steps, *room)
+        sizes = self.sizes[self.full :]
+        climb(*search, tuple(hidden), tuple(slopes), layers, readout, sizes, *room)
 
     def _observe(self, points: Tensor, piece: slice) -> tuple[list[Array], list[Array]]:
         """Return the pre-activations, and the gradients of the margins, of all layers."""
@@ -129,13 +118,13 @@ class Increments:
         return [len(layer.backwards.runs) for layer in self.layers]
 
     def _state(self, hidden: list[Array]) -> State:
-        """Make room for the state of one estimator at two points."""
+        """Make room for the state of one estimator."""
         from tightrope.attacks.kernels.changes_kernel import State
 
         point, behind = math.prod(self.shapes[0]), [t.shape[2] for t in hidden]
 
         def room(sizes: list[int]) -> tuple[Array, ...]:
-            return tuple(np.empty((2, n), hidden[0].dtype) for n in sizes)
+            return tuple(np.empty(n, hidden[0].dtype) for n in sizes)
 
         return State(
             point=room([point])[0],
@@ -143,7 +132,7 @@ class Increments:
             slopes=room([point, *behind[:-1]]),
             active=room(behind),
             passed=room(behind),
-            alive=tuple(np.zeros((2, n), np.int64) for n in self._windows),
+            alive=tuple(np.zeros(n, np.int64) for n in self._windows),
         )
 
     def _changes(self, hidden: list[Array]) -> Changes:

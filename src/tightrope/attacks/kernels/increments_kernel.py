@@ -71,38 +71,28 @@ def climb(
     layers: tuple[Layer, ...],
     readout: Readout,
     sizes: Array,
-    crossing: int,
     state: State,
     changes: Changes,
 ) -> None:
     """Take steps from `points` as `step` does, following what changes.
 
     `hidden` are the pre-activations behind each layer at the points, `slopes` the gradients of
-    the margins before each layer. In the first `crossing` steps most coordinates move. Then some
-    go to and fro between two values, so that the last point but one is nearer to the next than
-    the last one is: both are kept, and the nearer one is followed.
+    the margins before each layer.
     """
     for b in range(points.shape[0]):
         for e in range(points.shape[1]):
             outer = readout.rows[readout.targets[b, e]] - readout.rows[readout.labels[b]]
             _begin(state, points[b, e], hidden, slopes, outer, b, e)
-            at = 0
             for i in range(len(sizes)):
-                _keep(state.point[at], state.hidden[-1][at], best, scores, readout, b, e)
-                near, far = _look(state, at, lower[b], upper[b], sizes[i], changes.moved)
-                if near == 0:
+                _keep(state.point, state.hidden[-1], best, scores, readout, b, e)
+                if not _look(state, lower[b], upper[b], sizes[i], changes.moved):
                     break
-                if i == crossing:
-                    _copy_state(state, at)
-                if i == crossing or (i > crossing and far <= near):
-                    at = 1 - at
-                count = _differences(state.point[at], changes)
-                if count:
-                    count = forwards(state, at, layers, outer, count, changes)
-                    # The last point needs no gradient.
-                    if i < len(sizes) - 1:
-                        backwards(state, at, layers, count, changes)
-            _keep(state.point[at], state.hidden[-1][at], best, scores, readout, b, e)
+                count = _differences(state.point, changes)
+                count = forwards(state, layers, outer, count, changes)
+                # The last point needs no gradient.
+                if i < len(sizes) - 1:
+                    backwards(state, layers, count, changes)
+            _keep(state.point, state.hidden[-1], best, scores, readout, b, e)
 
 
 @compiled
@@ -116,18 +106,18 @@ def _begin(
     e: int,
 ) -> None:
     """Derive the state of an estimator from its hidden values and slopes."""
-    copy(point, state.point[0])
+    copy(point, state.point)
     for k in range(len(hidden)):
-        copy(slopes[k][b, e], state.slopes[k][0])
+        copy(slopes[k][b, e], state.slopes[k])
     for k in range(len(hidden)):
         known = hidden[k][b, e]
         values, active, passed, alive = (
-            state.hidden[k][0],
-            state.active[k][0],
-            state.passed[k][0],
-            state.alive[k][0],
+            state.hidden[k],
+            state.active[k],
+            state.passed[k],
+            state.alive[k],
         )
-        slope = state.slopes[k + 1][0] if k + 1 < len(hidden) else outer
+        slope = state.slopes[k + 1] if k + 1 < len(hidden) else outer
         zero = values.dtype.type(0)
         channels = len(values) // len(alive)
         for j in range(len(values)):
@@ -140,19 +130,6 @@ def _begin(
             for j in range(len(part)):
                 living += part[j] != 0
             alive[p] = living
-
-
-@compiled
-def _copy_state(state: State, at: int) -> None:
-    """Know of the other point what is known of this one."""
-    other = 1 - at
-    copy(state.point[at], state.point[other])
-    for k in range(len(state.hidden)):
-        copy(state.hidden[k][at], state.hidden[k][other])
-        copy(state.slopes[k][at], state.slopes[k][other])
-        copy(state.active[k][at], state.active[k][other])
-        copy(state.passed[k][at], state.passed[k][other])
-        copy(state.alive[k][at], state.alive[k][other])
 
 
 @compiled
@@ -182,19 +159,16 @@ def _moved(value: float, slope: float, half: float, lower: float, upper: float) 
 
 
 @compiled
-def _look(
-    state: State, at: int, lower: Array, upper: Array, size: float, moved: Array
-) -> tuple[float, float]:
-    """Find out where a step leads, and in how many coordinates that differs from either point."""
+def _look(state: State, lower: Array, upper: Array, size: float, moved: Array) -> bool:
+    """Find out where a step leads, and whether that is elsewhere."""
     half, one = moved.dtype.type(size / 2), moved.dtype.type(1)
-    point, other, slope = state.point[at], state.point[1 - at], state.slopes[0][at]
-    near = far = one - one  # numbers of the same size as the coordinates are counted fastest
+    point, slope = state.point, state.slopes[0]
+    count = one - one  # numbers of the same size as the coordinates are counted fastest
     for j in range(len(point)):
         value = _moved(point[j], slope[j], half, lower[j], upper[j])
-        near += one if value != point[j] else one - one
-        far += one if value != other[j] else one - one
+        count += one if value != point[j] else one - one
         moved[j] = value
-    return near, far
+    return count > 0
 
 
 @compiled

@@ -42,7 +42,7 @@ class Bracket:
     finished: bool
 
 
-def worst_margin(
+def enclose(
     subject: Subject,
     problem: Problem,
     *,

@@ -64,7 +64,7 @@ def minimize(
     return _minimize(Solver(encoding, threads), numbers(row), offset, stops)
 
 
-def worst_margin(
+def minimize_margin(
     encoding: Encoding,
     label: int,
     *,

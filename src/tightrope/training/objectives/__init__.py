@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import Field
 from typing import Any
 
 from tightrope.errors import unknown_name
@@ -29,10 +29,9 @@ def find_method(name: str) -> type[Objective]:
     return METHODS[name]
 
 
-def method_options(name: str) -> Mapping[str, dataclasses.Field[Any]]:
+def method_options(name: str) -> Mapping[str, Field[Any]]:
     """Return the hyperparameters of a method: its dataclass fields by name."""
-    method: Any = find_method(name)
-    return {field.name: field for field in dataclasses.fields(method)}
+    return find_method(name).hyperparameters()
 
 
 def section(name: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import ClassVar
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
+from tightrope.attacks import worst_margin
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.graph import Graph
@@ -71,12 +71,14 @@ class Objective:
             cls.section = cls.name
 
     def __post_init__(self) -> None:
-        assert is_dataclass(self)
-        for option in fields(self):
-            value = parse_setting(
-                f"{self.section}.{option.name}", option, getattr(self, option.name)
-            )
-            object.__setattr__(self, option.name, value)
+        for name, option in self.hyperparameters().items():
+            value = parse_setting(f"{self.section}.{name}", option, getattr(self, name))
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def hyperparameters(cls) -> dict[str, Field[Any]]:
+        """Return the declared fields by name."""
+        return {option.name: option for option in fields(cls)}  # type: ignore[arg-type]
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return the loss of a batch.
@@ -106,5 +108,4 @@ class Objective:
 
 def certified(margins: Tensor, y: Tensor) -> Tensor:
     """Return which samples have only positive margins `o_y - o_i`."""
-    others = margins.detach().scatter(1, y[:, None], torch.inf)
-    return (others > 0).all(1)
+    return worst_margin(-margins.detach(), y) > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tightrope.training.parsing import number, optional, setting, whole, within
+from tightrope.training.parsing import choice, number, optional, setting, whole, within
 
 HALF_WIDTHS = "step in half-widths of the ball (none: max(0.25, 2 / steps))"
 FULL_WIDTHS = "step in full widths of the box (none: max(0.2, 2 / steps))"
@@ -26,6 +26,12 @@ def steps(default: int, what: str = "the attack") -> Any:
 def restarts(default: int = 1, what: str = "the attack") -> Any:
     """Declare the number of random starts of an attack."""
     return setting(default, count, f"random starts of {what}")
+
+
+def start(what: str = "the attack") -> Any:
+    """Declare where an attack begins."""
+    meaning = f"where {what} begins: anywhere in the ball, or around the input (as published)"
+    return setting("ball", choice("ball", "input"), meaning)
 
 
 def step_size(default: float | None, meaning: str) -> Any:

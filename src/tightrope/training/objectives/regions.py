@@ -46,7 +46,7 @@ class SmallBox:
     Its half-width is `ratio` (the paper's lambda, tau / epsilon) times that of the clipped ball,
     per pixel; its centre is moved so that it stays inside the ball. The attack's `step_size` is
     relative to the half-width of the ball and drops by `step_decay` after 50, 80 and 90 % of the
-    steps.
+    steps. It starts anywhere in the clipped "ball", or around the "input" as the authors do.
     """
 
     ratio: float
@@ -54,6 +54,7 @@ class SmallBox:
     restarts: int
     step_size: float
     step_decay: float
+    start: str = "ball"
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Box:
         """Return the box of each sample."""
@@ -61,10 +62,22 @@ class SmallBox:
         if self.ratio == 1:
             return ball
         point = pgd(
-            model.frozen, ball, CrossEntropy(y), steps=self._schedule(), restarts=self.restarts
+            model.frozen,
+            ball,
+            CrossEntropy(y),
+            steps=self._schedule(),
+            restarts=self.restarts,
+            starts=self._starts(x, ball),
         )
         half = self.ratio * ball.radius
         return Box.around(torch.clamp(point, ball.lower + half, ball.upper - half), half)
+
+    def _starts(self, x: Tensor, ball: Box) -> list[Tensor]:
+        """Draw `x + U(-1/2, 1/2) (u - l)`, which the attack clamps: weaker in clipped balls."""
+        if self.start == "ball":
+            return []
+        width = ball.upper - ball.lower
+        return [x + (torch.rand_like(x) - 0.5) * width for _ in range(self.restarts)]
 
     def _schedule(self) -> Steps:
         if self.step_decay == 1:

@@ -30,6 +30,7 @@ class SABR(Objective):
     step_size: float = options.step_size(0.5, "step in half-widths of the ball")
     step_decay: float = options.step_decay(0.1, "factor after 50, 80 and 90 % of the steps")
     shrink: float = options.shrink()
+    start: str = options.start()
 
     @property
     def rules(self) -> Rules:
@@ -39,7 +40,8 @@ class SABR(Objective):
     @property
     def region(self) -> SmallBox:
         """Where in the ball the bounds are taken."""
-        return SmallBox(self.ratio, self.steps, self.restarts, self.step_size, self.step_decay)
+        attack = (self.steps, self.restarts, self.step_size, self.step_decay, self.start)
+        return SmallBox(self.ratio, *attack)
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return the IBP loss of the small box."""

@@ -29,6 +29,7 @@ class STAPS(LatentAttack):
     attack_restarts: int = options.restarts(1, _SEARCH)
     attack_step_size: float = options.step_size(0.2, f"step of {_SEARCH}, in half-widths")
     attack_step_decay: float = options.step_decay(1.0, f"decay of the steps of {_SEARCH}")
+    attack_start: str = options.start(_SEARCH)
 
     @property
     def annealing(self) -> SABR:
@@ -40,6 +41,7 @@ class STAPS(LatentAttack):
             step_size=self.attack_step_size,
             step_decay=self.attack_step_decay,
             shrink=self.shrink,
+            start=self.attack_start,
         )
 
     def region(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Box:
