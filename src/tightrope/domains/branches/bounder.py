@@ -1,10 +1,11 @@
 """Bounds of subproblems on the network itself: for networks too large to be reduced.
 
-A subproblem fixes the signs of some unstable ReLUs, as in `tightrope.domains.reduced.splits`, and has the
-same free parameters: `alpha`, the lower slope of each unstable neuron, and `beta >= 0`, the
-multiplier of each split. One row per subproblem is pulled back through the operations of the
-network (`tightrope.domains.linear.rules`); the bounds of neurons stay those of the whole box. The
-gradient is in closed form, as in `tightrope.domains.linear.alpha`: one pass back, one pass forward.
+A subproblem fixes the signs of some unstable ReLUs, as in `tightrope.domains.reduced.splits`,
+and has the same free parameters: `alpha`, the lower slope of each unstable neuron, and
+`beta >= 0`, the multiplier of each split. One row per subproblem is pulled back through the
+operations of the network (`tightrope.domains.linear.rules`); the bounds of neurons stay those of
+the whole box. The gradient is in closed form, as in `tightrope.domains.linear.alpha`: one pass
+back, one pass forward.
 
 The ascent runs in float32 on a network with its BatchNorms folded. What it finds becomes a proof
 by one pass back in float64 that accounts for every rounding error (`GraphBounder.strict`).
@@ -130,7 +131,7 @@ class GraphBounder:
 
         Return the best bounds, their parameters, and what each unstable neuron costs the bound
         at the end (`costs`). Subproblems whose bound exceeds `threshold` leave the batch once
-        they are a fifth of it; their costs are zero.
+        they are a fifth of it.
         """
         bound = problems.alpha.new_full((len(problems),), -torch.inf)
         kept = replace(problems, alpha=problems.alpha.clone(), beta=problems.beta.clone())
@@ -152,16 +153,17 @@ class GraphBounder:
                 if last or 5 * int(proved.sum()) >= len(proved):
                     bound[alive] = ascent.bound
                     kept.alpha[alive], kept.beta[alive] = ascent.best["alpha"], ascent.best["beta"]
+                    costs[alive] = self.costs(now, view)
                     if last:
-                        costs[alive] = self.costs(now, view)
                         break
                     going = (~proved).nonzero()[:, 0]
                     alive, now, view = alive[going], now[going], view[going]
                     ascent.select(going)
-                ascent.step(self._gradients(now, view))
+                ascent.step(self.gradients(now, view))
         return bound, kept, costs
 
-    def _gradients(self, problems: Branches, view: View) -> dict[str, Tensor]:
+    def gradients(self, problems: Branches, view: View) -> dict[str, Tensor]:
+        """Return how the bounds change with alpha and beta."""
         seen = self.push(view)
         at_splits = seen.gather(1, problems.neuron.long())
         return {
@@ -170,10 +172,14 @@ class GraphBounder:
         }
 
     def costs(self, problems: Branches, view: View) -> Tensor:
-        """Return by how much the upper line's intercept of each neuron lowers the bound, [D, U]."""
+        """Return by how much the upper line's intercept of each neuron lowers the bound, [D, U].
+
+        Neurons that use their lower line come after all others, those that are split are at -1.
+        """
+        size = view.coefficients.abs().mul_(self.neurons.peak)
+        cost = torch.where(view.coefficients < 0, size, 1e-6 * size)
         owner, slot = problems.sign.nonzero(as_tuple=True)
-        cost = view.coefficients.clamp(max=0).mul_(self.neurons.peak).neg_()
-        cost[owner, problems.neuron[owner, slot].long()] = 0.0
+        cost[owner, problems.neuron[owner, slot].long()] = -1.0
         return cost
 
     def strict(self, problems: Branches) -> Tensor:

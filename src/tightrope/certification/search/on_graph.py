@@ -1,0 +1,204 @@
+"""Branch and bound on the network itself, for networks too large to be reduced.
+
+The search is that of `tightrope.certification.search.branch_and_bound`: all open rows share one
+pool, the lowest bounds are split first, a subproblem is closed only by a strict bound, and points
+where bounds are attained are tried as counterexamples. Bounds come from passes through the
+operations of the network (`tightrope.domains.branches`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tightrope.certification.properties import Unsafe
+from tightrope.certification.search.branch_and_bound import EAGER, Outcome, Refute
+from tightrope.certification.search.open_branches import SLOPES, OpenBranches
+from tightrope.deadline import Deadline, OutOfTimeError, until
+from tightrope.domains.branches.bounder import GraphBounder
+from tightrope.domains.branches.subproblems import Branches, join
+from tightrope.domains.linear.bounded import Relaxation
+
+TRIED = 16  # points at a time
+LEAF_RATES = (1.0, 0.3, 0.1, 0.03, 0.01)
+
+
+@dataclass(frozen=True)
+class GraphSettings:
+    """How the search goes about it; `candidates` are tried at each split, 1: the first is taken."""
+
+    batch: int = 16
+    iterations: int = 4
+    root_iterations: int = 60
+    leaf_iterations: int = 100
+    alpha_rate: float = 0.1
+    beta_rate: float = 0.1
+    candidates: int = 3
+    slopes: int = SLOPES
+
+
+DEFAULTS = GraphSettings()
+
+
+def branch_on_graph(
+    relaxation: Relaxation,
+    unsafe: Unsafe,
+    refute: Refute,
+    *,
+    deadline: Deadline,
+    settings: GraphSettings = DEFAULTS,
+) -> Outcome:
+    """Decide whether unsafe outputs occur, given strict bounds of a ReLU network's neurons."""
+    bounder = GraphBounder(relaxation, unsafe.matrix, unsafe.offset)
+    return GraphSearch(bounder, unsafe.group, refute, settings).run(deadline)
+
+
+class GraphSearch:
+    """The search for one box; rows belong to groups, [rows]."""
+
+    def __init__(
+        self, bounder: GraphBounder, group: Tensor, refute: Refute, settings: GraphSettings
+    ) -> None:
+        self.bounder, self.group, self.refute, self.settings = bounder, group, refute, settings
+        self.count = 0
+        self.stuck = 0
+        self.lowest = float("inf")
+
+    def run(self, deadline: Deadline) -> Outcome:
+        """Search until everything is decided or the deadline has passed."""
+        pool = None
+        try:
+            with until(deadline):
+                pool = self._root()
+                point = self._try(pool) if len(pool) else None
+                rounds = 0
+                while len(pool) and point is None:
+                    deadline.check()
+                    self._round(pool)
+                    rounds += 1
+                    if len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
+                        point = self._try(pool)
+        except OutOfTimeError:
+            return self._outcome(pool, None, "time")
+        reason = "subproblems too close to zero to decide" if self.stuck and point is None else ""
+        return self._outcome(pool, point, reason)
+
+    def _outcome(self, pool: OpenBranches | None, point: Tensor | None, reason: str) -> Outcome:
+        left = 0 if pool is None else len(pool)
+        bound = float("-inf") if pool is None else self.lowest
+        if pool is not None and left:
+            bound = min(bound, pool.lowest)
+        proved = point is None and not reason
+        return Outcome(proved, point, bound, self.count, left + self.stuck, reason)
+
+    def _root(self) -> OpenBranches:
+        """Bound all rows without splits; each open group goes on with its best row."""
+        rows = torch.arange(len(self.group), device=self.group.device)
+        bound, problems, costs = self.bounder.improve(
+            self.bounder.root(rows),
+            iterations=self.settings.root_iterations,
+            alpha_rate=self.settings.alpha_rate,
+        )
+        self.count += len(problems)
+        proved = self._prove(bound, problems)
+        settled = self.group[proved].unique()
+        # The best row of each group comes first in it.
+        order = bound.argsort(descending=True, stable=True)
+        order = order[self.group[order].argsort(stable=True)]
+        first = torch.ones_like(proved)
+        first[1:] = self.group[order[1:]] != self.group[order[:-1]]
+        index = order[first & ~torch.isin(self.group[order], settled)]
+        pool = OpenBranches(problems[index], memory=self.settings.slopes)
+        pool.add(problems[index], bound[index], self._candidates(costs[index]))
+        return pool
+
+    def _candidates(self, costs: Tensor) -> Tensor:
+        """Return the neurons that cost most, the best first; -1 where there are no more."""
+        found = costs.topk(min(self.settings.candidates, costs.shape[1]), 1)
+        return torch.where(found.values >= 0, found.indices, -1)
+
+    def _prove(self, bound: Tensor, problems: Branches) -> Tensor:
+        """Return which subproblems are proved, strictly; the bounds of others are not positive."""
+        proved = torch.zeros_like(bound, dtype=torch.bool)
+        promising = (bound > 0).nonzero()[:, 0]
+        strict = self.bounder.strict(problems[promising])
+        strict = torch.where(torch.isfinite(strict), strict, -torch.inf)
+        good = strict > 0
+        proved[promising] = good
+        if good.any():
+            self.lowest = min(self.lowest, float(strict[good].min()))
+        bound[promising[~good]] = strict[~good].to(bound).clamp(max=0.0)
+        bound[torch.isnan(bound)] = -torch.inf
+        return proved
+
+    def _round(self, pool: OpenBranches) -> None:
+        """Split and bound one batch."""
+        batch, before, candidates = pool.take(self.settings.batch)
+        try:
+            self._split(pool, batch, before, candidates)
+        except OutOfTimeError:
+            pool.add(batch, before, candidates)
+            raise
+
+    def _split(
+        self, pool: OpenBranches, batch: Branches, before: Tensor, candidates: Tensor
+    ) -> None:
+        whole = candidates[:, :1].amax(1) < 0 if candidates.shape[1] else before <= 0
+        if whole.any():
+            self._leaves(batch[whole])
+            batch, before, candidates = batch[~whole], before[~whole], candidates[~whole]
+            if not len(batch):
+                return
+        neuron = self._choose(batch, candidates)
+        children = join([batch.split(neuron, 1), batch.split(neuron, -1)])
+        bound, children, costs = self.bounder.improve(
+            children,
+            iterations=self.settings.iterations,
+            alpha_rate=self.settings.alpha_rate,
+            beta_rate=self.settings.beta_rate,
+        )
+        proved = self._prove(bound, children)
+        self.count += len(children)
+        still = ~proved
+        # What held for the parent holds for its children.
+        bound = torch.maximum(bound, before.repeat(2))
+        pool.add(children[still], bound[still], self._candidates(costs[still]))
+
+    def _choose(self, batch: Branches, candidates: Tensor) -> Tensor:
+        """Return the candidate whose worse child has the highest bound."""
+        count = candidates.shape[1]
+        if count == 1:
+            return candidates[:, 0]
+        tried = candidates.flatten().clamp(min=0)
+        parts = batch[torch.arange(len(batch), device=tried.device).repeat_interleave(count)]
+        up, down = (self._glance(parts.split(tried, sign)) for sign in (1, -1))
+        value = torch.minimum(up, down) + 1e-3 * torch.maximum(up, down)
+        # A neuron goes first even if its bounds are not finite.
+        value = value.nan_to_num(nan=torch.finfo(value.dtype).min).view_as(candidates)
+        best = torch.where(candidates < 0, -torch.inf, value).argmax(1, keepdim=True)
+        return candidates.gather(1, best)[:, 0]
+
+    def _glance(self, problems: Branches) -> Tensor:
+        """Bound subproblems with the parameters they have, as many at once as fit into memory."""
+        parts = torch.arange(len(problems), device=problems.row.device).split(self.bounder.chunk)
+        return torch.cat([self.bounder.look(problems[part]).bound for part in parts])
+
+    def _leaves(self, problems: Branches) -> None:
+        """Work on subproblems that nothing is left to split in: only multipliers can help."""
+        bound = problems.beta.new_full((len(problems),), -torch.inf)
+        for rate in LEAF_RATES:
+            bound, problems, _ = self.bounder.improve(
+                problems, iterations=self.settings.leaf_iterations, beta_rate=rate
+            )
+        proved = self._prove(bound, problems)
+        if not proved.all():
+            self.stuck += int((~proved).sum())
+            self.lowest = min(self.lowest, float(bound[~proved].min()))
+
+    def _try(self, pool: OpenBranches) -> Tensor | None:
+        """Try the points at which the lowest bounds are attained as counterexamples."""
+        problems = pool.peek(min(TRIED, self.bounder.chunk))
+        points = self.bounder.look(problems).point
+        return self.refute(points.flatten(1), self.group[problems.row])
