@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tightrope.box import Box, flat
 from tightrope.deadline import check_time
-from tightrope.domains.branches.rule import BranchRule, Layer, Neurons
+from tightrope.domains.branches.rule import BranchRule, Layer, Neurons, activations
 from tightrope.domains.branches.subproblems import Branches
 from tightrope.domains.linear.ascent import Ascent, Parameter
 from tightrope.domains.linear.bounded import Relaxation
@@ -49,18 +49,35 @@ class View:
 
 
 class GraphBounder:
-    """Bounds subproblems of the rows `matrix @ output + offset` on one box."""
+    """Bounds subproblems of the rows `matrix @ output + offset` on one box.
+
+    With `before`, the position of an activation, the rows are about what goes into it instead.
+    """
 
     def __init__(
-        self, relaxation: Relaxation, matrix: Tensor, offset: Tensor, *, memory: int = MEMORY
+        self,
+        relaxation: Relaxation,
+        matrix: Tensor,
+        offset: Tensor,
+        *,
+        before: int | None = None,
+        memory: int = MEMORY,
     ) -> None:
         self.relaxation, self.matrix, self.offset = relaxation, matrix, offset
         self.graph = relaxation.graph.detach().fold_batchnorm().to(torch.float32)
-        self.exact = Neurons.of(relaxation)
+        end = len(relaxation.graph.nodes) if before is None else before
+        self.exact = Neurons.of(relaxation, end)
         self.neurons = self.exact.rough(self.graph)
+        self.target, self.rough_target = relaxation.output, len(self.graph.nodes) - 1
+        if before is not None:
+            self.target = relaxation.graph.nodes[before].inputs[0]
+            # Folding leaves activations in their order, and what goes into them the same.
+            after = activations(self.graph)[len(self.exact.layers)]
+            self.rough_target = self.graph.nodes[after].inputs[0]
+        self.shape = relaxation.graph.nodes[self.target].shape
         self.box = Box(*(t.float() for t in relaxation.box.corners))
         self.last = max(self.neurons.layers, default=0)
-        widest = max(torch.Size(node.shape).numel() for node in relaxation.graph.nodes)
+        widest = max(torch.Size(node.shape).numel() for node in relaxation.graph.nodes[:end])
         per_problem = 4 * (MAPS * widest + VECTORS * self.size)
         self.chunk = max(1, memory // per_problem)
 
@@ -83,14 +100,13 @@ class GraphBounder:
         )
 
     def _rows(self, problems: Branches, dtype: torch.dtype) -> Coefficients:
-        shape = self.relaxation.graph.output_shape
-        return Coefficients(self.matrix[problems.row].to(dtype).view(-1, *shape), None)
+        return Coefficients(self.matrix[problems.row].to(dtype).view(-1, *self.shape), None)
 
     def look(self, problems: Branches) -> View:
         """Bound subproblems with the parameters they have, in float32."""
         rule = BranchRule(self.neurons, problems)
         rows = self._rows(problems, torch.float32)
-        form = backward(self.graph, len(self.graph.nodes) - 1, rows, {}, activation=rule)
+        form = backward(self.graph, self.rough_target, rows, {}, activation=rule)
         bound = form.minimum(self.box) + self.offset[problems.row].float()
         return View(bound, rule.coefficients, rule.slope, rule.rise, form.minimizer(self.box))
 
@@ -185,15 +201,15 @@ class GraphBounder:
     def strict(self, problems: Branches) -> Tensor:
         """Return proved lower bounds, in float64; parameters are moved back into their limits."""
         dtype, relaxation = self.matrix.dtype, self.relaxation
-        output = largest(relaxation.boxes[relaxation.output]).flatten()
+        reach = largest(relaxation.boxes[self.target]).flatten()
         parts = [self.matrix.new_zeros(0)]
         for start in range(0, len(problems), max(1, self.chunk // 2)):
             part = problems[start : start + max(1, self.chunk // 2)]
             rule = BranchRule(self.exact, part)
-            form = relaxation.pull(relaxation.output, self._rows(part, dtype), activation=rule)
+            form = relaxation.pull(self.target, self._rows(part, dtype), activation=rule)
             bound = form.minimum(relaxation.box, rounding=relaxation.rounding)
             matrix, offset = self.matrix[part.row], self.offset[part.row]
             # The rows may have been rounded to float64, and so is the sum with their offset.
-            size = matrix.abs() @ output + bound.abs() + offset.abs()
+            size = matrix.abs() @ reach + bound.abs() + offset.abs()
             parts.append(bound + offset - 4 * relaxation.rounding * size)
         return torch.cat(parts)

@@ -39,13 +39,13 @@ class Neurons:
     peak: Tensor  # [U]: its intercept
 
     @classmethod
-    def of(cls, relaxation: Relaxation) -> Neurons:
-        """Collect those of a relaxation of batch size 1 whose activations are all ReLUs."""
+    def of(cls, relaxation: Relaxation, end: int) -> Neurons:
+        """Collect those before a position, in a relaxation of batch size 1 of a ReLU network."""
         layers: dict[int, Layer] = {}
         empty = relaxation.box.lower.new_zeros(0)
         chord, peak, start = [empty], [empty], 0
-        for i, line in sorted(relaxation.lines.items()):
-            node = relaxation.graph.nodes[i]
+        for i in (i for i in activations(relaxation.graph) if i < end):
+            node, line = relaxation.graph.nodes[i], relaxation.lines[i]
             bends = unstable(relaxation.boxes[node.inputs[0]])
             places = bends.flatten().nonzero()[:, 0]
             left = node.op.slope if isinstance(node.op, ops.LeakyRelu) else 0.0
@@ -58,11 +58,16 @@ class Neurons:
 
     def rough(self, graph: Graph) -> Neurons:
         """Return the same in float32, for a graph with the same activations in their order."""
-        positions = [i for i, n in enumerate(graph.nodes) if isinstance(n.op, ACTIVATIONS)]
-        layers = (replace(la, slope=la.slope.float()) for la in self.layers.values())
+        layers = [replace(layer, slope=layer.slope.float()) for layer in self.layers.values()]
+        positions = activations(graph)[: len(layers)]
         return Neurons(
             dict(zip(positions, layers, strict=True)), self.chord.float(), self.peak.float()
         )
+
+
+def activations(graph: Graph) -> list[int]:
+    """Return the positions of all activations, in their order."""
+    return [i for i, node in enumerate(graph.nodes) if isinstance(node.op, ACTIVATIONS)]
 
 
 class BranchRule:

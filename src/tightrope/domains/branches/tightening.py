@@ -1,0 +1,93 @@
+"""Better bounds of the neurons that matter.
+
+Bounds of all neurons of a large network by linear bounds would take minutes. What the bound of an
+open row loses at each neuron is known from its own backward pass (`GraphBounder.costs`); a few
+neurons of each layer make up most of it, and these are bounded again, front to back, with their
+own slopes optimised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tightrope.box import Box
+from tightrope.domains.branches.bounder import GraphBounder
+from tightrope.domains.branches.rule import activations
+from tightrope.domains.linear.bounded import Relaxation, relaxed
+from tightrope.domains.linear.coefficients import unit_rows
+
+RATE = 0.3
+SENSITIVITY = 0.16
+
+
+def worth(
+    bounder: GraphBounder, costs: Tensor, *, most: int, apart: Mapping[int, Tensor]
+) -> dict[int, Tensor]:
+    """Return the neurons that cost most, by the position of their activation.
+
+    `costs` are those of some rows, [rows, U]. Neurons of the first layer do not count (intervals
+    are exact there), nor do those that are set `apart`.
+    """
+    whole = costs.amax(0)
+    layers = bounder.exact.layers
+    whole[: min((layer.span.stop for layer in layers.values()), default=0)] = 0.0
+    for i, layer in layers.items():
+        whole[layer.span][torch.isin(layer.places, apart.get(i, layer.places[:0]))] = 0.0
+    found = whole.topk(min(most, len(whole)))
+    order = found.indices[found.values > 0].sort().values
+    chosen = {}
+    for i, layer in layers.items():
+        mine = order[(order >= layer.span.start) & (order < layer.span.stop)]
+        chosen[i] = layer.places[mine - layer.span.start]
+    return chosen
+
+
+def tighten(relaxation: Relaxation, chosen: Mapping[int, Tensor], *, iterations: int) -> Relaxation:
+    """Return a strict relaxation with better bounds of some neurons, by their activation."""
+    first = True
+    for i in activations(relaxation.graph):
+        # Before the first activation, intervals are exact.
+        if not first and len(chosen.get(i, ())):
+            relaxation = _bound_again(relaxation, i, chosen[i], iterations)
+        first = False
+    return relaxation
+
+
+def _bound_again(relaxation: Relaxation, i: int, places: Tensor, iterations: int) -> Relaxation:
+    """Bound some inputs of one activation, on the sides that matter."""
+    before = relaxation.graph.nodes[i].inputs[0]
+    box = relaxation.boxes[before]
+    lower, upper = (t.clone().flatten() for t in box.corners)
+    for sign, side in ((1.0, lower), (-1.0, upper)):
+        low, high = lower[places], upper[places]
+        # How the intercept u l / (u - l) of the upper line changes with this end of [l, u].
+        other = high if sign > 0 else -low
+        matters = (other / (high - low)) ** 2 >= SENSITIVITY
+        mine = places[matters & (low < 0) & (high > 0)]
+        if not len(mine):
+            continue
+        new = sign * _lower_bounds(relaxation, i, mine, sign, iterations)
+        new = torch.where(torch.isfinite(new), new, side[mine])
+        better = torch.maximum if sign > 0 else torch.minimum
+        side[mine] = better(side[mine], new)
+    tighter = Box(lower.view_as(box.lower), torch.maximum(lower, upper).view_as(box.upper))
+    boxes = {**relaxation.boxes, before: tighter}
+    return relaxed(relaxation.graph, boxes, rounding=relaxation.rounding)
+
+
+def _lower_bounds(
+    relaxation: Relaxation, i: int, places: Tensor, sign: float, iterations: int
+) -> Tensor:
+    """Return strict lower bounds of some inputs of one activation, or of minus them."""
+    like = relaxation.box.lower
+    shape = relaxation.graph.nodes[i].shape
+    units = unit_rows(shape, places, None, like, windows=False).values.flatten(1)
+    bounder = GraphBounder(relaxation, sign * units, like.new_zeros(len(places)), before=i)
+    problems = bounder.root(torch.arange(len(places), device=places.device))
+    if iterations:
+        # Beyond zero, the neuron is stable.
+        _, problems, _ = bounder.improve(problems, iterations=iterations, alpha_rate=RATE)
+    return bounder.strict(problems)
