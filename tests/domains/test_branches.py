@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tightrope.box import Box
 from tightrope.domains.branches.bounder import GraphBounder
 from tightrope.domains.branches.subproblems import Branches, join
+from tightrope.domains.branches.tightening import tighten, worth
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.crown import CROWN, CROWN_IBP, relax
 from tightrope.domains.reduced.reduction import reduce
@@ -224,3 +225,37 @@ def test_numbers_that_are_not_finite_prove_nothing() -> None:
     bounder = GraphBounder(relaxation, matrix, offset)
     bound = bounder.strict(bounder.root(torch.arange(4)))
     assert not bool((torch.isfinite(bound) & (bound > 0)).any())
+
+
+def test_neurons_are_bounded_again_where_it_matters() -> None:
+    relaxation = relax(
+        (graph := small_network("residual", nn.ReLU())),
+        small_box(graph, 1.0),
+        effort=CROWN_IBP,
+        rounding=EPS,
+    )
+    bounder = GraphBounder(relaxation, *rows_of(relaxation))
+    bound, _, costs = bounder.improve(
+        bounder.root(torch.arange(4)), iterations=20, threshold=torch.inf
+    )
+    chosen = worth(bounder, costs, most=12, apart={})
+    first, *behind = bounder.exact.layers
+    assert len(chosen[first]) == 0 and sum(len(chosen[i]) for i in behind) == 12
+    better = tighten(bounder, chosen, iterations=5)
+    narrower = 0
+    points = many_points(relaxation.box, 200)
+    values = graph.propagate(RULES, points, keep=range(len(graph.nodes)))
+    for i in behind:
+        before = graph.nodes[i].inputs[0]
+        old, new = relaxation.boxes[before], better.relaxation.boxes[before]
+        assert bool((new.lower >= old.lower).all()) and bool((new.upper <= old.upper).all())
+        moved = ((new.lower > old.lower) | (new.upper < old.upper)).flatten().nonzero()[:, 0]
+        assert set(moved.tolist()) <= set(chosen[i].tolist())
+        narrower += len(moved)
+        assert bool(new.contains(values[before]).all())
+    assert narrower >= 6
+    again, _, _ = better.improve(better.root(torch.arange(4)), iterations=20, threshold=torch.inf)
+    assert bool((again >= bound - 1e-4).all()) and float((again - bound).max()) > 1e-3
+    done = worth(bounder, costs, most=12, apart=chosen)
+    for i in behind:
+        assert not set(done[i].tolist()) & set(chosen[i].tolist())

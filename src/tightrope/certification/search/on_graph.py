@@ -13,106 +13,108 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.certification.properties import Unsafe
-from tightrope.certification.search.branch_and_bound import EAGER, Outcome, Refute
+from tightrope.certification.search.branch_and_bound import EAGER, Refute
 from tightrope.certification.search.open_branches import SLOPES, OpenBranches
+from tightrope.certification.search.roots import ROOT, RootSettings, find_root
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.branches.bounder import GraphBounder
 from tightrope.domains.branches.subproblems import Branches, join
 from tightrope.domains.linear.bounded import Relaxation
 
 TRIED = 16  # points at a time
 LEAF_RATES = (1.0, 0.3, 0.1, 0.03, 0.01)
+SHARE = 0.25  # of the time, for the root
 
 
 @dataclass(frozen=True)
 class GraphSettings:
     """How the search goes about it; `candidates` are tried at each split, 1: the first is taken."""
 
-    batch: int = 16
+    batch: int = 32
     iterations: int = 4
-    root_iterations: int = 60
     leaf_iterations: int = 100
     alpha_rate: float = 0.1
     beta_rate: float = 0.1
-    candidates: int = 3
+    candidates: int = 1
     slopes: int = SLOPES
+    root: RootSettings = ROOT
 
 
 DEFAULTS = GraphSettings()
 
 
-def branch_on_graph(
-    relaxation: Relaxation,
-    unsafe: Unsafe,
-    refute: Refute,
-    *,
-    deadline: Deadline,
-    settings: GraphSettings = DEFAULTS,
-) -> Outcome:
-    """Decide whether unsafe outputs occur, given strict bounds of a ReLU network's neurons."""
-    bounder = GraphBounder(relaxation, unsafe.matrix, unsafe.offset)
-    return GraphSearch(bounder, unsafe.group, refute, settings).run(deadline)
-
-
 class GraphSearch:
-    """The search for one box; rows belong to groups, [rows]."""
+    """The search for one property on one box, given strict bounds of a ReLU network's neurons."""
 
     def __init__(
-        self, bounder: GraphBounder, group: Tensor, refute: Refute, settings: GraphSettings
+        self,
+        relaxation: Relaxation,
+        unsafe: Unsafe,
+        refute: Refute,
+        *,
+        settings: GraphSettings = DEFAULTS,
     ) -> None:
-        self.bounder, self.group, self.refute, self.settings = bounder, group, refute, settings
+        self.relaxation, self.unsafe, self.refute = relaxation, unsafe, refute
+        self.group, self.settings = unsafe.group, settings
+        self.pool: OpenBranches | None = None
         self.count = 0
         self.stuck = 0
         self.lowest = float("inf")
 
-    def run(self, deadline: Deadline) -> Outcome:
-        """Search until everything is decided or the deadline has passed."""
-        pool = None
+    def begin(self, deadline: Deadline) -> Answer:
+        """Bound all rows without splits; each open group goes on with its best row."""
+        soon = Deadline.after(SHARE * deadline.left)
+        root = find_root(self.relaxation, self.unsafe, deadline=soon, settings=self.settings.root)
+        self.bounder, self.relaxation = root.bounder, root.bounder.relaxation
+        self.count += len(root.bounds)
+        best = root.bounds.new_full((int(self.group.max()) + 1,), -torch.inf)
+        best = best.scatter_reduce(0, self.group, root.bounds, "amax")[self.group]
+        proved = best[best > 0]
+        self.lowest = float(proved.min()) if len(proved) else self.lowest
+        self.pool = OpenBranches(root.problems, memory=self.settings.slopes)
+        bound = root.bounds[root.open].clamp(max=0.0)
+        self.pool.add(root.problems, bound, self._candidates(root.costs))
+        if not len(self.pool):
+            return verified(self.lowest, self.count)
+        return undecided(bound=float(best.min()), subproblems=self.count)
+
+    def run(self, end: float) -> Answer:
+        """Search until everything is decided or `time.monotonic()` passes the end."""
+        deadline = Deadline(end)
+        if self.pool is None:
+            self.begin(deadline)
+        pool = self.pool
+        assert pool is not None
         try:
             with until(deadline):
-                pool = self._root()
-                point = self._try(pool) if len(pool) else None
-                rounds = 0
-                while len(pool) and point is None:
-                    deadline.check()
-                    self._round(pool)
-                    rounds += 1
-                    if len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
-                        point = self._try(pool)
+                point = self._search(pool, deadline)
         except OutOfTimeError:
-            return self._outcome(pool, None, "time")
-        reason = "subproblems too close to zero to decide" if self.stuck and point is None else ""
-        return self._outcome(pool, point, reason)
+            return self._unfinished(pool, Cause.TIME)
+        if point is not None:
+            return falsified(point, self.count)
+        if self.stuck:
+            return self._unfinished(pool, Cause.TOO_CLOSE)
+        return verified(self.lowest, self.count)
 
-    def _outcome(self, pool: OpenBranches | None, point: Tensor | None, reason: str) -> Outcome:
-        left = 0 if pool is None else len(pool)
-        bound = float("-inf") if pool is None else self.lowest
-        if pool is not None and left:
-            bound = min(bound, pool.lowest)
-        proved = point is None and not reason
-        return Outcome(proved, point, bound, self.count, left + self.stuck, reason)
+    def _search(self, pool: OpenBranches, deadline: Deadline) -> Tensor | None:
+        """Split until nothing is left; return a counterexample if one is met."""
+        point = self._try(pool) if len(pool) else None
+        rounds = 0
+        while len(pool) and point is None:
+            deadline.check()
+            self._round(pool)
+            rounds += 1
+            # What the first few rounds did not find becomes ever less likely to be there.
+            if len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
+                point = self._try(pool)
+        return point
 
-    def _root(self) -> OpenBranches:
-        """Bound all rows without splits; each open group goes on with its best row."""
-        rows = torch.arange(len(self.group), device=self.group.device)
-        bound, problems, costs = self.bounder.improve(
-            self.bounder.root(rows),
-            iterations=self.settings.root_iterations,
-            alpha_rate=self.settings.alpha_rate,
-        )
-        self.count += len(problems)
-        proved = self._prove(bound, problems)
-        settled = self.group[proved].unique()
-        # The best row of each group comes first in it.
-        order = bound.argsort(descending=True, stable=True)
-        order = order[self.group[order].argsort(stable=True)]
-        first = torch.ones_like(proved)
-        first[1:] = self.group[order[1:]] != self.group[order[:-1]]
-        index = order[first & ~torch.isin(self.group[order], settled)]
-        pool = OpenBranches(problems[index], memory=self.settings.slopes)
-        pool.add(problems[index], bound[index], self._candidates(costs[index]))
-        return pool
+    def _unfinished(self, pool: OpenBranches, cause: Cause) -> Answer:
+        """Say how far the search came; of what is open, only float32 knows a bound."""
+        lowest = min(self.lowest, pool.lowest) if len(pool) else self.lowest
+        left = f"{len(pool) + self.stuck} subproblems open of {self.count}"
+        return undecided(cause, f"lowest bound {lowest:.4g}, {left}", subproblems=self.count)
 
     def _candidates(self, costs: Tensor) -> Tensor:
         """Return the neurons that cost most, the best first; -1 where there are no more."""

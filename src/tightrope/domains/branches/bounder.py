@@ -13,6 +13,7 @@ by one pass back in float64 that accounts for every rounding error (`GraphBounde
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,37 +50,41 @@ class View:
 
 
 class GraphBounder:
-    """Bounds subproblems of the rows `matrix @ output + offset` on one box.
-
-    With `before`, the position of an activation, the rows are about what goes into it instead.
-    """
+    """Bounds subproblems of the rows `matrix @ output + offset` on one box."""
 
     def __init__(
-        self,
-        relaxation: Relaxation,
-        matrix: Tensor,
-        offset: Tensor,
-        *,
-        before: int | None = None,
-        memory: int = MEMORY,
+        self, relaxation: Relaxation, matrix: Tensor, offset: Tensor, *, memory: int = MEMORY
     ) -> None:
-        self.relaxation, self.matrix, self.offset = relaxation, matrix, offset
+        self.matrix, self.offset, self.memory = matrix, offset, memory
         self.graph = relaxation.graph.detach().fold_batchnorm().to(torch.float32)
-        end = len(relaxation.graph.nodes) if before is None else before
-        self.exact = Neurons.of(relaxation, end)
-        self.neurons = self.exact.rough(self.graph)
-        self.target, self.rough_target = relaxation.output, len(self.graph.nodes) - 1
-        if before is not None:
-            self.target = relaxation.graph.nodes[before].inputs[0]
-            # Folding leaves activations in their order, and what goes into them the same.
-            after = activations(self.graph)[len(self.exact.layers)]
-            self.rough_target = self.graph.nodes[after].inputs[0]
-        self.shape = relaxation.graph.nodes[self.target].shape
         self.box = Box(*(t.float() for t in relaxation.box.corners))
+        self.target, self.rough_target = relaxation.output, len(self.graph.nodes) - 1
+        self._learn(relaxation, len(relaxation.graph.nodes))
+
+    def _learn(self, relaxation: Relaxation, end: int) -> None:
+        """Take over what is known of the neurons before a position."""
+        self.relaxation, self.exact = relaxation, Neurons.of(relaxation, end)
+        self.neurons = self.exact.rough(self.graph)
         self.last = max(self.neurons.layers, default=0)
         widest = max(torch.Size(node.shape).numel() for node in relaxation.graph.nodes[:end])
-        per_problem = 4 * (MAPS * widest + VECTORS * self.size)
-        self.chunk = max(1, memory // per_problem)
+        self.chunk = max(1, self.memory // (4 * (MAPS * widest + VECTORS * self.size)))
+
+    def on(self, relaxation: Relaxation) -> GraphBounder:
+        """Return a bounder of the same rows on better bounds of the same network and box."""
+        other = copy(self)
+        other._learn(relaxation, len(relaxation.graph.nodes))
+        return other
+
+    def before(self, i: int, matrix: Tensor) -> GraphBounder:
+        """Return a bounder of rows of what goes into the activation at position i."""
+        other = copy(self)
+        other.matrix, other.offset = matrix, matrix.new_zeros(len(matrix))
+        other._learn(self.relaxation, i)
+        other.target = self.relaxation.graph.nodes[i].inputs[0]
+        # Folding leaves activations in their order, and what goes into them the same.
+        after = activations(self.graph)[len(other.exact.layers)]
+        other.rough_target = self.graph.nodes[after].inputs[0]
+        return other
 
     @property
     def size(self) -> int:
@@ -100,7 +105,8 @@ class GraphBounder:
         )
 
     def _rows(self, problems: Branches, dtype: torch.dtype) -> Coefficients:
-        return Coefficients(self.matrix[problems.row].to(dtype).view(-1, *self.shape), None)
+        shape = self.relaxation.graph.nodes[self.target].shape
+        return Coefficients(self.matrix[problems.row].to(dtype).view(-1, *shape), None)
 
     def look(self, problems: Branches) -> View:
         """Bound subproblems with the parameters they have, in float32."""

@@ -9,6 +9,7 @@ own slopes optimised.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from torch import Tensor
 from tightrope.box import Box
 from tightrope.domains.branches.bounder import GraphBounder
 from tightrope.domains.branches.rule import activations
-from tightrope.domains.linear.bounded import Relaxation, relaxed
 from tightrope.domains.linear.coefficients import unit_rows
+from tightrope.domains.linear.relaxations import lines
 
 RATE = 0.3
 SENSITIVITY = 0.16
@@ -45,19 +46,19 @@ def worth(
     return chosen
 
 
-def tighten(relaxation: Relaxation, chosen: Mapping[int, Tensor], *, iterations: int) -> Relaxation:
-    """Return a strict relaxation with better bounds of some neurons, by their activation."""
-    first = True
-    for i in activations(relaxation.graph):
-        # Before the first activation, intervals are exact.
-        if not first and len(chosen.get(i, ())):
-            relaxation = _bound_again(relaxation, i, chosen[i], iterations)
-        first = False
-    return relaxation
+def tighten(
+    bounder: GraphBounder, chosen: Mapping[int, Tensor], *, iterations: int
+) -> GraphBounder:
+    """Return a bounder of the same rows after bounding some neurons again, by their activation."""
+    for i in activations(bounder.relaxation.graph):
+        if len(chosen.get(i, ())):
+            bounder = _bound_again(bounder, i, chosen[i], iterations)
+    return bounder
 
 
-def _bound_again(relaxation: Relaxation, i: int, places: Tensor, iterations: int) -> Relaxation:
+def _bound_again(bounder: GraphBounder, i: int, places: Tensor, iterations: int) -> GraphBounder:
     """Bound some inputs of one activation, on the sides that matter."""
+    relaxation = bounder.relaxation
     before = relaxation.graph.nodes[i].inputs[0]
     box = relaxation.boxes[before]
     lower, upper = (t.clone().flatten() for t in box.corners)
@@ -69,25 +70,35 @@ def _bound_again(relaxation: Relaxation, i: int, places: Tensor, iterations: int
         mine = places[matters & (low < 0) & (high > 0)]
         if not len(mine):
             continue
-        new = sign * _lower_bounds(relaxation, i, mine, sign, iterations)
+        new = sign * _lower_bounds(bounder, i, mine, sign, iterations)
         new = torch.where(torch.isfinite(new), new, side[mine])
         better = torch.maximum if sign > 0 else torch.minimum
         side[mine] = better(side[mine], new)
     tighter = Box(lower.view_as(box.lower), torch.maximum(lower, upper).view_as(box.upper))
-    boxes = {**relaxation.boxes, before: tighter}
-    return relaxed(relaxation.graph, boxes, rounding=relaxation.rounding)
+    # Magnitudes of the wider bounds are large enough for the tighter ones.
+    again = {
+        j: lines(node.op, tighter, rounding=relaxation.rounding)
+        for j, node in enumerate(relaxation.graph.nodes)
+        if node.inputs == (before,) and j in relaxation.lines
+    }
+    return bounder.on(
+        replace(
+            relaxation,
+            boxes={**relaxation.boxes, before: tighter},
+            lines={**relaxation.lines, **again},
+        )
+    )
 
 
 def _lower_bounds(
-    relaxation: Relaxation, i: int, places: Tensor, sign: float, iterations: int
+    bounder: GraphBounder, i: int, places: Tensor, sign: float, iterations: int
 ) -> Tensor:
     """Return strict lower bounds of some inputs of one activation, or of minus them."""
-    like = relaxation.box.lower
-    shape = relaxation.graph.nodes[i].shape
+    like = bounder.relaxation.box.lower
+    shape = bounder.relaxation.graph.nodes[i].shape
     units = unit_rows(shape, places, None, like, windows=False).values.flatten(1)
-    bounder = GraphBounder(relaxation, sign * units, like.new_zeros(len(places)), before=i)
-    problems = bounder.root(torch.arange(len(places), device=places.device))
-    if iterations:
-        # Beyond zero, the neuron is stable.
-        _, problems, _ = bounder.improve(problems, iterations=iterations, alpha_rate=RATE)
-    return bounder.strict(problems)
+    neurons = bounder.before(i, sign * units)
+    problems = neurons.root(torch.arange(len(places), device=places.device))
+    # Beyond zero, the neuron is stable.
+    _, problems, _ = neurons.improve(problems, iterations=iterations, alpha_rate=RATE)
+    return neurons.strict(problems)
