@@ -30,6 +30,8 @@ from tightrope.precision import ROUNDING
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+# Fully split leaves are not solved by linear programs here: minima this close may stay unknown.
+CLOSE = 1e-4
 QUICK = RootSettings(row_iterations=10, neurons=4, rounds=1)
 
 
@@ -51,7 +53,9 @@ def intervals(subject: Subject, problem: Problem) -> Relaxation:
 @pytest.mark.parametrize("part", mostly_slow(range(20), 2))
 def test_answers_are_those_of_enumeration(part: int) -> None:
     search = search_with(GraphSettings(iterations=10, root=QUICK))
-    counts = agree(search, range(20_000 + 4 * part, 20_004 + 4 * part), most=32, single=True)
+    counts = agree(
+        search, range(20_000 + 4 * part, 20_004 + 4 * part), most=32, single=True, tiny=CLOSE
+    )
     assert counts["verified"] >= 6 and counts["falsified"] >= 6
 
 
@@ -75,7 +79,7 @@ def test_answers_from_poor_bounds_are_right(part: int) -> None:
 def test_a_network_that_cannot_be_reduced_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(complete, "reduction_fits", lambda relaxation: False)
     monkeypatch.setattr(complete, "reduce", None)
-    counts = agree(branch_and_bound, range(21_000, 21_003), most=32, single=True)
+    counts = agree(branch_and_bound, range(21_000, 21_003), most=32, single=True, tiny=CLOSE)
     assert counts["verified"] >= 5 and counts["falsified"] >= 5
 
 
@@ -157,7 +161,7 @@ def test_the_pool_holds_as_many_slopes_as_memory_allows() -> None:
 
 def test_a_search_with_room_for_no_slopes_goes_on() -> None:
     search = search_with(GraphSettings(iterations=10, slopes=0, batch=1, root=QUICK))
-    counts = agree(search, range(22_000, 22_002), most=32, single=True)
+    counts = agree(search, range(22_000, 22_002), most=32, single=True, tiny=CLOSE)
     assert counts["verified"] >= 3 and counts["falsified"] >= 3
 
 

@@ -103,10 +103,10 @@ class GraphSearch:
         rounds = 0
         while len(pool) and point is None:
             deadline.check()
-            self._round(pool)
+            point = self._round(pool)
             rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
-            if len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
+            if point is None and len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
                 point = self._try(pool)
         return point
 
@@ -135,11 +135,15 @@ class GraphSearch:
         bound[torch.isnan(bound)] = -torch.inf
         return proved
 
-    def _round(self, pool: OpenBranches) -> None:
-        """Split and bound one batch."""
+    def _round(self, pool: OpenBranches) -> Tensor | None:
+        """Split and bound one batch; return a counterexample if one is met."""
         batch, before, candidates = pool.take(self.settings.batch)
+        whole = (candidates < 0).all(1)
         try:
-            self._split(pool, batch, before, candidates)
+            point = self._leaves(batch[whole]) if whole.any() else None
+            if point is None and not whole.all():
+                self._split(pool, batch[~whole], before[~whole], candidates[~whole])
+            return point
         except OutOfTimeError:
             pool.add(batch, before, candidates)
             raise
@@ -147,12 +151,7 @@ class GraphSearch:
     def _split(
         self, pool: OpenBranches, batch: Branches, before: Tensor, candidates: Tensor
     ) -> None:
-        whole = candidates[:, :1].amax(1) < 0 if candidates.shape[1] else before <= 0
-        if whole.any():
-            self._leaves(batch[whole])
-            batch, before, candidates = batch[~whole], before[~whole], candidates[~whole]
-            if not len(batch):
-                return
+        """Split each subproblem at one neuron and bound both children."""
         neuron = self._choose(batch, candidates)
         children = join([batch.split(neuron, 1), batch.split(neuron, -1)])
         bound, children, costs = self.bounder.improve(
@@ -161,9 +160,8 @@ class GraphSearch:
             alpha_rate=self.settings.alpha_rate,
             beta_rate=self.settings.beta_rate,
         )
-        proved = self._prove(bound, children)
+        still = ~self._prove(bound, children)
         self.count += len(children)
-        still = ~proved
         # What held for the parent holds for its children.
         bound = torch.maximum(bound, before.repeat(2))
         pool.add(children[still], bound[still], self._candidates(costs[still]))
@@ -187,20 +185,26 @@ class GraphSearch:
         parts = torch.arange(len(problems), device=problems.row.device).split(self.bounder.chunk)
         return torch.cat([self.bounder.look(problems[part]).bound for part in parts])
 
-    def _leaves(self, problems: Branches) -> None:
+    def _leaves(self, problems: Branches) -> Tensor | None:
         """Work on subproblems that nothing is left to split in: only multipliers can help."""
         bound = problems.beta.new_full((len(problems),), -torch.inf)
         for rate in LEAF_RATES:
             bound, problems, _ = self.bounder.improve(
                 problems, iterations=self.settings.leaf_iterations, beta_rate=rate
             )
-        proved = self._prove(bound, problems)
-        if not proved.all():
-            self.stuck += int((~proved).sum())
-            self.lowest = min(self.lowest, float(bound[~proved].min()))
+        open_ones = ~self._prove(bound, problems)
+        if not open_ones.any():
+            return None
+        point = self._refute(problems[open_ones])
+        if point is None:
+            self.stuck += int(open_ones.sum())
+            self.lowest = min(self.lowest, float(bound[open_ones].min()))
+        return point
 
     def _try(self, pool: OpenBranches) -> Tensor | None:
         """Try the points at which the lowest bounds are attained as counterexamples."""
-        problems = pool.peek(min(TRIED, self.bounder.chunk))
+        return self._refute(pool.peek(min(TRIED, self.bounder.chunk)))
+
+    def _refute(self, problems: Branches) -> Tensor | None:
         points = self.bounder.look(problems).point
         return self.refute(points.flatten(1), self.group[problems.row])
