@@ -7,6 +7,7 @@ again, in rounds, as long as a round brings an open bound noticeably closer to z
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -59,28 +60,27 @@ def find_root(
 ) -> Root:
     """Bound the rows of a property, on a relaxation that becomes better on the way.
 
-    What the deadline interrupts is left out; bounding the rows for the first time is not.
+    The deadline ends the bounding of neurons; the rows are bounded with what there is.
     """
     rows = torch.arange(len(unsafe.group), device=unsafe.group.device)
     bounds = unsafe.matrix.new_full((len(rows),), -torch.inf)
     bounder = GraphBounder(relaxation, unsafe.matrix, unsafe.offset)
     root = _bound_rows(bounder, rows, bounds, unsafe, settings)
     done: dict[int, Tensor] = {}
-    try:
-        with until(deadline):
-            for _ in range(settings.rounds):
-                if not len(root.open):
-                    break
-                rows, before = root.open, root.bounds[root.open]
-                chosen = worth(root.bounder, root.costs, most=settings.neurons, apart=done)
-                done = {i: torch.cat((done.get(i, p[:0]), p)) for i, p in chosen.items()}
-                bounder = tighten(root.bounder, chosen, iterations=settings.neuron_iterations)
-                root = _bound_rows(bounder, rows, root.bounds, unsafe, settings)
-                gained = (root.bounds[rows] - before) / before.abs()
-                if not bool((gained > settings.gain).any()):
-                    break
-    except OutOfTimeError:
-        pass
+    for _ in range(settings.rounds):
+        rows = root.open
+        if not len(rows) or deadline.left <= 0:
+            break
+        chosen = worth(bounder, root.costs, most=settings.neurons, apart=done)
+        done = {i: torch.cat((done.get(i, places[:0]), places)) for i, places in chosen.items()}
+        with until(deadline), suppress(OutOfTimeError):
+            for better in tighten(bounder, chosen, iterations=settings.neuron_iterations):
+                bounder = better
+        before = root.bounds[rows]
+        root = _bound_rows(bounder, rows, root.bounds, unsafe, settings)
+        gained = (root.bounds[rows] - before) / before.abs()
+        if not bool((gained > settings.gain).any()):
+            break
     return root
 
 

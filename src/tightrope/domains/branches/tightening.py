@@ -8,7 +8,7 @@ own slopes optimised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -48,12 +48,15 @@ def worth(
 
 def tighten(
     bounder: GraphBounder, chosen: Mapping[int, Tensor], *, iterations: int
-) -> GraphBounder:
-    """Return a bounder of the same rows after bounding some neurons again, by their activation."""
+) -> Iterator[GraphBounder]:
+    """Bound some neurons again, by their activation, front to back.
+
+    After each layer, yields a bounder of the same rows that knows what was found so far.
+    """
     for i in activations(bounder.relaxation.graph):
         if len(chosen.get(i, ())):
             bounder = _bound_again(bounder, i, chosen[i], iterations)
-    return bounder
+            yield bounder
 
 
 def _bound_again(bounder: GraphBounder, i: int, places: Tensor, iterations: int) -> GraphBounder:
