@@ -20,15 +20,16 @@ from tightrope.certification.search.inputs import (
     input_search,
     suits_input_splits,
 )
+from tightrope.certification.search.on_graph import GraphSearch
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.linear.bounded import Relaxation, relaxed
 from tightrope.domains.linear.crown import (
     ALPHA,
+    CROWN_IBP,
     best_bounds,
     reduction_fits,
     relax,
-    unstable_neurons,
 )
 from tightrope.domains.linear.relaxations import unstable
 from tightrope.domains.linear.rules import ACTIVATIONS
@@ -40,29 +41,35 @@ from tightrope.precision import ROUNDING
 NOT_BOUNDED = "the network was not bounded to its end"
 # Attacks on networks that branch and bound cannot split.
 LAST_ATTACKS, LAST_STEPS = 20, 200
+DECIDED = 0.25  # of the neurons of a network may be unstable by intervals to begin with them
 
 
 def root(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
     """Bound all layers with optimised slopes, and the rows of the property on top of them."""
     try:
         with until(deadline):
-            return _root(subject, opened)
+            return _root(subject, opened, deadline)
     except OutOfTimeError:
         return undecided(Cause.TIME, NOT_BOUNDED)
 
 
-def _root(subject: Subject, opened: OpenProblem) -> Answer:
+def _root(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
     problem, unsafe = opened.problem, opened.problem.unsafe
     if _splits_inputs(subject, opened):
         opened.search = input_search(subject, problem, opened.nodes)
         return opened.search.begin()
     relaxation = bound_nodes(subject, opened)
-    if reducible(relaxation.graph) and reduction_fits(relaxation):
+    if not reducible(relaxation.graph):
+        worst = worst_row(unsafe, best_bounds(relaxation, unsafe.matrix))
+        return verified(worst) if worst > 0 else undecided(bound=worst)
+    if reduction_fits(relaxation):
         network = reduce(relaxation, unsafe.matrix, unsafe.offset)
         opened.search = BranchAndBound(network, unsafe.group, problem.refuter(subject))
         return opened.search.begin()
-    worst = worst_row(unsafe, best_bounds(relaxation, unsafe.matrix))
-    return verified(worst) if worst > 0 else undecided(bound=worst)
+    search = GraphSearch(relaxation, unsafe, problem.refuter(subject))
+    found = search.begin(deadline)
+    opened.search, opened.nodes = search, search.relaxation.known(0)
+    return found
 
 
 def _splits_inputs(subject: Subject, opened: OpenProblem) -> bool:
@@ -73,12 +80,32 @@ def _splits_inputs(subject: Subject, opened: OpenProblem) -> bool:
 
 
 def bound_nodes(subject: Subject, opened: OpenProblem) -> Relaxation:
-    """Return a strict relaxation of the network, with optimised slopes; it is kept."""
+    """Return a strict relaxation of the network; it is kept."""
     if opened.nodes is not None:
         return relaxed(subject.exact, dict(opened.nodes), rounding=ROUNDING)
-    relaxation = relax(subject.exact, opened.problem.outer, effort=ALPHA, rounding=ROUNDING)
+    relaxation = _bound_nodes(subject, opened)
     opened.nodes = relaxation.known(0)
     return relaxation
+
+
+def _bound_nodes(subject: Subject, opened: OpenProblem) -> Relaxation:
+    """Bound all nodes with optimised slopes, or by intervals where that is where to begin.
+
+    The search on a network that is too large to be reduced bounds those neurons again that matter.
+    """
+    graph, box = subject.exact, opened.problem.outer
+    if reducible(graph):
+        rough = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING)
+        if not reduction_fits(rough) and _mostly_decided(rough):
+            return rough
+    return relax(graph, box, effort=ALPHA, rounding=ROUNDING)
+
+
+def _mostly_decided(relaxation: Relaxation) -> bool:
+    """Return whether few neurons are unstable behind the first layer, which is exact."""
+    nodes = relaxation.graph.nodes
+    masks = [unstable(relaxation.boxes[nodes[i].inputs[0]]) for i in sorted(relaxation.lines)][1:]
+    return sum(int(m.sum()) for m in masks) < DECIDED * sum(m.numel() for m in masks)
 
 
 def branch_and_bound(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
@@ -93,10 +120,7 @@ def branch_and_bound(subject: Subject, opened: OpenProblem, deadline: Deadline) 
         if isinstance(search, InputSearch):
             return found
         return replace(found, details=f"{found.details}{_widest(subject, opened)}")
-    if not reducible(subject.exact):
-        return _attack_on(subject, opened, deadline)
-    unsplit = unstable_neurons(bound_nodes(subject, opened))
-    return undecided(Cause.MEMORY, f"{unsplit} unstable neurons")
+    return _attack_on(subject, opened, deadline)
 
 
 def _widest(subject: Subject, opened: OpenProblem) -> str:

@@ -13,7 +13,14 @@ from tightrope.box import Box
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.magnitudes import magnitudes
 from tightrope.domains.linear.relaxations import Lines, lines
-from tightrope.domains.linear.rules import ACTIVATIONS, RULES, Form, backward, by_intervals
+from tightrope.domains.linear.rules import (
+    ACTIVATIONS,
+    RULES,
+    ActivationRule,
+    Form,
+    backward,
+    by_intervals,
+)
 from tightrope.graph import Graph, ops
 
 
@@ -64,6 +71,7 @@ class Relaxation:
         *,
         lines: Mapping[int, Lines] | None = None,
         slopes: Mapping[int, Tensor] | None = None,
+        activation: ActivationRule | None = None,
     ) -> Form:
         """Pull linear functions of a node back to the input."""
         return backward(
@@ -75,6 +83,7 @@ class Relaxation:
             slopes=slopes,
             magnitudes=self.terms if self.rounding else None,
             rounding=self.rounding,
+            activation=activation,
         )
 
     def lower(

@@ -73,8 +73,21 @@ class Form:
         return torch.where(a.values > 0, a.take(box.lower), a.take(box.upper))
 
 
+<<<<<<< HEAD
+=======
+# Pulls coefficients of an activation's output back to its input.
+ActivationRule = Callable[[ops.Op, Coefficients, int, "Pass"], Coefficients]
+
+
+def growth(terms: int, rounding: float) -> float:
+    """Return the relative error of a sum of so many products, and some more around it."""
+    steps = (terms + 8) * rounding
+    return steps / (1 - steps)
+
+
+>>>>>>> 8e9ebad (Bounds of subproblems on the network itself)
 @dataclass
-class _Pass:
+class Pass:
     """The state of one backward pass: what has been added to the bound so far."""
 
     graph: Graph
@@ -85,6 +98,7 @@ class _Pass:
     rounding: float
     constant: Tensor
     slack: Tensor
+    activation: ActivationRule
     passed: dict[int, Coefficients] = field(default_factory=dict)
 
     def add(self, a: Coefficients, values: Tensor) -> None:
@@ -125,16 +139,32 @@ def backward(
     slopes: Mapping[int, Tensor] | None = None,
     magnitudes: Magnitudes | None = None,
     rounding: float = 0.0,
+    activation: ActivationRule | None = None,
 ) -> Form:
     """Pull `rows` of the node at `target` back to the input.
 
     `lines` holds the relaxation of every activation on the way, by position; `slopes` replaces
     lower slopes through the origin, per row, where neurons are unstable; `boxes` are bounds on
+<<<<<<< HEAD
     the inputs of max pools and on what is bounded by intervals. For a strict bound give
     `magnitudes` and `rounding`.
+=======
+    the inputs of max pools. For a strict bound give `magnitudes` and `rounding`. Another rule for
+    all activations may be given, too.
+>>>>>>> 8e9ebad (Bounds of subproblems on the network itself)
     """
     zero = rows.values.new_zeros(len(rows.values))
-    state = _Pass(graph, lines, slopes or {}, boxes or {}, magnitudes, rounding, zero, zero)
+    state = Pass(
+        graph,
+        lines,
+        slopes or {},
+        boxes or {},
+        magnitudes,
+        rounding,
+        zero,
+        zero,
+        activation or pull_activation,
+    )
     arrived: dict[int, Coefficients] = {target: rows}
     largest = 0
     for i in range(target, 0, -1):
@@ -177,7 +207,7 @@ def _underflow(rows: Coefficients, magnitudes: Magnitudes, target: int) -> Tenso
 # --- affine rules -----------------------------------------------------------------------------
 
 
-def _linear(op: ops.Linear, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _linear(op: ops.Linear, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     a = a.dense()
     if op.bias is not None:
         state.add(a, op.bias.expand(1, *a.values.shape[1:]))
@@ -185,14 +215,14 @@ def _linear(op: ops.Linear, a: Coefficients, i: int, state: _Pass) -> tuple[Coef
     return (a.like(a.values @ op.weight),)
 
 
-def _conv(op: ops.Conv2d, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _conv(op: ops.Conv2d, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     if op.bias is not None:
         state.add(a, op.bias.view(1, -1, 1, 1).expand(1, *state.graph.nodes[i].shape))
     state.charge(a, i, op.weight.numel() // op.weight.shape[1])
     return (a.through(op, state.graph.nodes[state.graph.nodes[i].inputs[0]].shape),)
 
 
-def _batch_norm(op: ops.BatchNorm, a: Coefficients, i: int, state: _Pass) -> tuple[Any, ...]:
+def _batch_norm(op: ops.BatchNorm, a: Coefficients, i: int, state: Pass) -> tuple[Any, ...]:
     shape = state.graph.nodes[i].shape
     channels = (1, -1) + (1,) * (len(shape) - 1)
     factor, offset = (t.view(channels).expand(1, *shape) for t in batchnorm_map(op))
@@ -201,32 +231,32 @@ def _batch_norm(op: ops.BatchNorm, a: Coefficients, i: int, state: _Pass) -> tup
     return (a.like(a.values * a.take(factor)),)
 
 
-def _shift(op: ops.Shift, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _shift(op: ops.Shift, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     # A number in the module is a float64 tensor of no dimensions.
     offset = op.offset.to(a.values.dtype).expand(1, *state.graph.nodes[i].shape)
     state.add(a, -offset if op.subtract else offset)
     return (a,)
 
 
-def _scale(op: ops.Scale, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _scale(op: ops.Scale, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     factor = a.take(op.factor.to(a.values.dtype).expand(1, *state.graph.nodes[i].shape))
     state.charge(a, i, 1)
     return (a.like(a.values / factor if op.divide else a.values * factor),)
 
 
-def _reshape(op: ops.Reshape, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _reshape(op: ops.Reshape, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     a = a.dense()
     shape = state.graph.nodes[state.graph.nodes[i].inputs[0]].shape
     return (a.like(a.values.reshape(len(a.values), *shape)),)
 
 
-def _permute(op: ops.Permute, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _permute(op: ops.Permute, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     a = a.dense()
     order = torch.tensor(op.dims).argsort().tolist()
     return (a.like(a.values.permute(order)),)
 
 
-def _affine(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _affine(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     """Any other affine operation: its transpose is what autograd computes."""
     dense = a.dense()
     node = state.graph.nodes[i]
@@ -245,18 +275,23 @@ def _affine(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coeffici
     return tuple(dense.like(g) for g in gradients)
 
 
-def _add(op: ops.Add, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _add(op: ops.Add, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     return a, a
 
 
-def _sub(op: ops.Sub, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _sub(op: ops.Sub, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     return a, a.like(-a.values)
 
 
 # --- activations ------------------------------------------------------------------------------
 
 
-def _activation(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _activation(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
+    return (state.activation(op, a, i, state),)
+
+
+def pull_activation(op: ops.Op, a: Coefficients, i: int, state: Pass) -> Coefficients:
+    """Pull coefficients through the lines of an activation, the same ones for all rows."""
     state.passed[i] = a
     line = state.lines[i]
     lower_slope = a.take(line.lower_slope)
@@ -270,10 +305,10 @@ def _activation(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coef
     if state.magnitudes is not None:
         before = state.magnitudes[state.graph.nodes[i].inputs[0]]
         state.lose(a.like(values.abs()).dot(before), 4 * state.rounding)
-    return (a.like(values),)
+    return a.like(values)
 
 
-def _max_pool(op: ops.MaxPool, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def _max_pool(op: ops.MaxPool, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     """Max pool: below by the input with the largest lower bound, above by the largest upper one.
 
     Where that input's lower bound is at least the others' upper bounds, it is the maximum.

@@ -1,0 +1,112 @@
+"""How the coefficients of subproblems go through activations.
+
+Stable neurons pass on or are zero, whatever the subproblem; so each layer is one product with the
+slopes of its stable neurons, and only its unstable ones are looked at by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tightrope.box import flat
+from tightrope.domains.branches.subproblems import Branches
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.relaxations import unstable
+from tightrope.domains.linear.rules import ACTIVATIONS, Pass, growth
+from tightrope.graph import Graph, ops
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The unstable neurons of one activation: their places in it and among all of them."""
+
+    places: Tensor
+    span: slice
+    left: float  # slope below zero
+    slope: Tensor  # of stable neurons, [1, *shape]; zero where unstable
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """The unstable neurons of a network in one precision, by the position of their activation."""
+
+    layers: dict[int, Layer]
+    chord: Tensor  # [U]: slope of the upper line
+    peak: Tensor  # [U]: its intercept
+
+    @classmethod
+    def of(cls, relaxation: Relaxation, end: int) -> Neurons:
+        """Collect those before a position, in a relaxation of batch size 1 of a ReLU network."""
+        layers: dict[int, Layer] = {}
+        empty = relaxation.box.lower.new_zeros(0)
+        chord, peak, start = [empty], [empty], 0
+        for i in (i for i in activations(relaxation.graph) if i < end):
+            node, line = relaxation.graph.nodes[i], relaxation.lines[i]
+            bends = unstable(relaxation.boxes[node.inputs[0]])
+            places = bends.flatten().nonzero()[:, 0]
+            left = node.op.slope if isinstance(node.op, ops.LeakyRelu) else 0.0
+            span = slice(start, start + len(places))
+            layers[i] = Layer(places, span, left, line.lower_slope.masked_fill(bends, 0.0))
+            chord.append(line.upper_slope.flatten()[places])
+            peak.append(line.upper_intercept.flatten()[places])
+            start = span.stop
+        return cls(layers, torch.cat(chord), torch.cat(peak))
+
+    def rough(self, graph: Graph) -> Neurons:
+        """Return the same in float32, for a graph with the same activations in their order."""
+        layers = [replace(layer, slope=layer.slope.float()) for layer in self.layers.values()]
+        positions = activations(graph)[: len(layers)]
+        return Neurons(
+            dict(zip(positions, layers, strict=True)), self.chord.float(), self.peak.float()
+        )
+
+
+def activations(graph: Graph) -> list[int]:
+    """Return the positions of all activations, in their order."""
+    return [i for i, node in enumerate(graph.nodes) if isinstance(node.op, ACTIVATIONS)]
+
+
+class BranchRule:
+    """How coefficients of some subproblems go through activations; notes the lines they use."""
+
+    def __init__(self, neurons: Neurons, problems: Branches) -> None:
+        self.neurons, dtype = neurons, neurons.chord.dtype
+        self.alpha = problems.alpha.to(dtype).clamp(0.0, 1.0)
+        beta = problems.beta.to(dtype).clamp(min=0.0)
+        owner, slot = problems.sign.nonzero(as_tuple=True)
+        self.owner, self.place = owner, problems.neuron[owner, slot].long()
+        self.active = problems.sign[owner, slot] > 0
+        self.pressure = torch.where(self.active, beta[owner, slot], -beta[owner, slot])
+        self.coefficients = torch.zeros_like(self.alpha)
+        self.slope, self.rise = torch.zeros_like(self.alpha), torch.zeros_like(self.alpha)
+
+    def __call__(self, op: ops.Op, a: Coefficients, i: int, state: Pass) -> Coefficients:
+        """Pull coefficients back through one activation."""
+        layer, values = self.neurons.layers[i], flat(a.values)
+        span = layer.span
+        part = values.index_select(1, layer.places)
+        below = part < 0
+        low = self.alpha[:, span].clamp(min=layer.left) if layer.left else self.alpha[:, span]
+        slope = torch.where(below, self.neurons.chord[span], low)
+        rise = torch.where(below, self.neurons.peak[span], 0.0)
+        mine = (self.place >= span.start) & (self.place < span.stop)
+        owner, place = self.owner[mine], self.place[mine] - span.start
+        slope[owner, place] = torch.where(self.active[mine], 1.0, layer.left).to(slope)
+        rise[owner, place] = 0.0
+        pulled = part * slope
+        pulled[owner, place] -= self.pressure[mine]
+        through = (values * layer.slope.flatten()).index_copy_(1, layer.places, pulled)
+        self.coefficients[:, span] = part
+        self.slope[:, span], self.rise[:, span] = slope, rise
+        gained = part * rise
+        state.add_number(gained.sum(1))
+        if state.magnitudes is not None:
+            # A product and a sum for each coefficient; products and their sum for the constants.
+            before = state.magnitudes[state.graph.nodes[i].inputs[0]]
+            state.lose(through.abs() @ before.flatten(), 4 * state.rounding)
+            state.lose(gained.abs().sum(1), growth(len(layer.places), state.rounding))
+        return a.like(through.view_as(a.values))
