@@ -20,9 +20,7 @@ from tightrope.errors import UserError
 if TYPE_CHECKING:
     from tightrope.certification.search.branch_and_bound import BranchAndBound
     from tightrope.certification.search.inputs import InputSearch
-=======
     from tightrope.certification.search.on_graph import GraphSearch
->>>>>>> 84863fc (Large networks are searched: complete methods begin with intervals and go on on the graph)
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,6 @@ class OpenProblem:
     times: dict[str, float] = field(default_factory=dict)
     nodes: Mapping[int, Box] | None = None
     bound: float | None = None
-<<<<<<< HEAD
     search: BranchAndBound | InputSearch | GraphSearch | None = None
     split: Literal["auto", "input", "relu"] = "auto"
     last: Answer = field(default_factory=Answer)

@@ -32,7 +32,7 @@ class GraphSettings:
     """How the search goes about it; `candidates` are tried at each split, 1: the first is taken."""
 
     batch: int = 32
-    iterations: int = 4
+    iterations: int = 2
     leaf_iterations: int = 100
     alpha_rate: float = 0.1
     beta_rate: float = 0.1

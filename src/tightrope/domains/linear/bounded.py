@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from tightrope.domains.linear.rules import (
     Form,
     backward,
     by_intervals,
+    pull_activation,
 )
 from tightrope.graph import Graph, ops
 
@@ -73,17 +74,19 @@ class Relaxation:
         slopes: Mapping[int, Tensor] | None = None,
         activation: ActivationRule | None = None,
     ) -> Form:
-        """Pull linear functions of a node back to the input."""
+        """Pull linear functions of a node back to the input.
+
+        Lower slopes of unstable neurons may be given per row, or another rule for activations.
+        """
         return backward(
             self.graph,
             target,
             rows,
             self.lines if lines is None else lines,
             boxes=self.boxes,
-            slopes=slopes,
+            activation=activation or partial(pull_activation, slopes=slopes),
             magnitudes=self.terms if self.rounding else None,
             rounding=self.rounding,
-            activation=activation,
         )
 
     def lower(

@@ -73,26 +73,16 @@ class Form:
         return torch.where(a.values > 0, a.take(box.lower), a.take(box.upper))
 
 
-<<<<<<< HEAD
-=======
 # Pulls coefficients of an activation's output back to its input.
 ActivationRule = Callable[[ops.Op, Coefficients, int, "Pass"], Coefficients]
 
 
-def growth(terms: int, rounding: float) -> float:
-    """Return the relative error of a sum of so many products, and some more around it."""
-    steps = (terms + 8) * rounding
-    return steps / (1 - steps)
-
-
->>>>>>> 8e9ebad (Bounds of subproblems on the network itself)
 @dataclass
 class Pass:
     """The state of one backward pass: what has been added to the bound so far."""
 
     graph: Graph
     lines: Mapping[int, Lines]
-    slopes: Mapping[int, Tensor]
     boxes: Mapping[int, Box]
     magnitudes: Magnitudes | None
     rounding: float
@@ -136,35 +126,19 @@ def backward(
     lines: Mapping[int, Lines],
     *,
     boxes: Mapping[int, Box] | None = None,
-    slopes: Mapping[int, Tensor] | None = None,
+    activation: ActivationRule | None = None,
     magnitudes: Magnitudes | None = None,
     rounding: float = 0.0,
-    activation: ActivationRule | None = None,
 ) -> Form:
     """Pull `rows` of the node at `target` back to the input.
 
-    `lines` holds the relaxation of every activation on the way, by position; `slopes` replaces
-    lower slopes through the origin, per row, where neurons are unstable; `boxes` are bounds on
-<<<<<<< HEAD
-    the inputs of max pools and on what is bounded by intervals. For a strict bound give
-    `magnitudes` and `rounding`.
-=======
-    the inputs of max pools. For a strict bound give `magnitudes` and `rounding`. Another rule for
-    all activations may be given, too.
->>>>>>> 8e9ebad (Bounds of subproblems on the network itself)
+    `lines` holds the relaxation of every activation on the way, by position; another rule for
+    `activation`s may use others; `boxes` are bounds on the inputs of max pools and on what is
+    bounded by intervals. For a strict bound give `magnitudes` and `rounding`.
     """
     zero = rows.values.new_zeros(len(rows.values))
-    state = Pass(
-        graph,
-        lines,
-        slopes or {},
-        boxes or {},
-        magnitudes,
-        rounding,
-        zero,
-        zero,
-        activation or pull_activation,
-    )
+    rule = activation or pull_activation
+    state = Pass(graph, lines, boxes or {}, magnitudes, rounding, zero, zero, rule)
     arrived: dict[int, Coefficients] = {target: rows}
     largest = 0
     for i in range(target, 0, -1):
@@ -290,15 +264,25 @@ def _activation(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coeff
     return (state.activation(op, a, i, state),)
 
 
-def pull_activation(op: ops.Op, a: Coefficients, i: int, state: Pass) -> Coefficients:
-    """Pull coefficients through the lines of an activation, the same ones for all rows."""
+def pull_activation(
+    op: ops.Op,
+    a: Coefficients,
+    i: int,
+    state: Pass,
+    *,
+    slopes: Mapping[int, Tensor] | None = None,
+) -> Coefficients:
+    """Pull coefficients through the lines of an activation.
+
+    `slopes` replaces lower slopes through the origin, per row, where neurons are unstable.
+    """
     state.passed[i] = a
     line = state.lines[i]
     lower_slope = a.take(line.lower_slope)
-    if i in state.slopes:
+    if slopes and i in slopes:
         free = a.take(line.upper_intercept > 0)  # unstable: the chord does not go through zero
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
-        lower_slope = torch.where(free, state.slopes[i].clamp(left, 1.0), lower_slope)
+        lower_slope = torch.where(free, slopes[i].clamp(left, 1.0), lower_slope)
     values = a.values * torch.where(a.values >= 0, lower_slope, a.take(line.upper_slope))
     state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
     state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
@@ -349,7 +333,7 @@ def _others(op: ops.MaxPool, upper: Tensor, index: Tensor) -> Tensor:
     return best
 
 
-def by_intervals(op: ops.Op, a: Coefficients, i: int, state: _Pass) -> tuple[Coefficients, ...]:
+def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     """An operation without a rule of its own: constant bounds, whatever its inputs are."""
     lower, upper = state.boxes[i].corners
     state.add(a.like(a.values.clamp(min=0)), lower)
