@@ -23,7 +23,7 @@ from tightrope.box import Box
 from tightrope.certification import complete, refutation, stages
 from tightrope.certification.cascade import solve
 from tightrope.certification.complete import NOT_BOUNDED, bound_nodes, mixed_integer_program
-from tightrope.certification.problem import OpenProblem, Problem, robustness
+from tightrope.certification.problem import Choices, OpenProblem, Problem, robustness
 from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.search import branch_and_bound as search
 from tightrope.certification.search import optimum
@@ -50,6 +50,9 @@ SAID = pytest.mark.parametrize(
 
 def said(*bounds: float) -> Tensor:
     return torch.tensor(bounds, dtype=torch.float64)
+
+
+RELUS = Choices("relu")
 
 
 def constant(bound: float, leaf: float | None = None):  # type: ignore[no-untyped-def]
@@ -97,9 +100,10 @@ def touching(*, splits: bool = True, outputs: int = 1) -> tuple[Subject, Problem
 def decide_late(method, subject: Subject, problem: Problem) -> Answer:  # type: ignore[no-untyped-def]
     """Bound the network in time, and have none left for anything else."""
     opened = OpenProblem(problem)
-    assert method(subject, opened, Deadline.after(-1.0)).reason == f"time: {NOT_BOUNDED}"
-    complete.root(subject, opened, Deadline())
-    return method(subject, opened, Deadline.after(-1.0))
+    late = partial(method, subject, opened, choices=RELUS)
+    assert late(deadline=Deadline.after(-1.0)).reason == f"time: {NOT_BOUNDED}"
+    complete.root(subject, opened, Deadline(), RELUS)
+    return late(deadline=Deadline.after(-1.0))
 
 
 # --- the search -----------------------------------------------------------------------------------
@@ -140,9 +144,9 @@ def test_a_minimum_of_zero_is_not_proved() -> None:
         assert not found and found.counterexample is None
         assert found.cause is Cause.TOO_CLOSE
         assert not complete.branch_and_bound(
-            problem[0], OpenProblem(problem[1]), Deadline.after(20.0)
+            problem[0], OpenProblem(problem[1]), Deadline.after(20.0), RELUS
         )
-        assert solve(*problem, timeout=20.0).verdict == "unknown"
+        assert solve(*problem, timeout=1.0).verdict == "unknown"
 
 
 def test_leaves_that_cannot_be_solved_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +214,8 @@ def test_other_bends_than_relus_are_not_searched() -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
     unsafe = Unsafe(one, 0 * one[0], torch.zeros(1).long())
     problem = Problem(box, box, unsafe, lambda point: False)
-    answer = complete.branch_and_bound(subject, OpenProblem(problem), Deadline.after(10.0))
-    assert not answer and answer.reason == "no branching: not a ReLU network"
+    answer = complete.branch_and_bound(subject, OpenProblem(problem), Deadline.after(10.0), RELUS)
+    assert not answer and answer.reason.startswith("no branching: not a ReLU network")
 
 
 # --- mixed-integer programs -----------------------------------------------------------------------
@@ -255,13 +259,18 @@ def row_problem(offset: float, groups: list[int]) -> Problem:
     return Problem(box, box, unsafe, lambda point: False)
 
 
+def by_lines(subject: Subject, problem: Problem) -> Answer:
+    """Decide a problem by optimised lines alone."""
+    return solve(subject, problem, timeout=10.0, stages=("alpha",), choices=RELUS)
+
+
 @SAID
 def test_linear_bounds_prove_if_they_are_finite_and_above_zero(
     bound: float, proved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(complete, "best_bounds", lambda *_: said(bound))
     monkeypatch.setattr(refutation.Refuter, "search", lambda self, **_: None)
-    found = solve(curved(), row_problem(0.0, [0]), timeout=10.0)
+    found = by_lines(curved(), row_problem(0.0, [0]))
     assert (found.verdict == "verified") is proved
 
 
@@ -281,13 +290,13 @@ def test_each_group_needs_a_row_above_zero(
 ) -> None:
     monkeypatch.setattr(complete, "best_bounds", lambda *_: said(*rows))
     monkeypatch.setattr(refutation.Refuter, "search", lambda self, **_: None)
-    found = solve(curved(), row_problem(offset, [0, 0, 1]), timeout=10.0)
+    found = by_lines(curved(), row_problem(offset, [0, 0, 1]))
     assert (found.verdict == "verified") is proved
 
 
 def test_the_bound_that_is_reported_is_rounded_down() -> None:
     """The least value is 2^60 + 199 and a bit; the nearest number is 2^60 + 256."""
-    found = solve(curved(200.0), row_problem(2.0**60, [0]), timeout=10.0)
+    found = by_lines(curved(200.0), row_problem(2.0**60, [0]))
     assert found.verdict == "verified" and found.bound is not None
     assert 2.0**59 < found.bound <= 2.0**60
 
@@ -317,7 +326,8 @@ def test_lines_prove_if_they_are_finite_and_above_zero(
 ) -> None:
     monkeypatch.setattr(search, "strict_bounds", constant(bound))
     monkeypatch.setattr(stages.Relaxation, "lower", lambda *_: said(bound))
-    findings = STAGES[stage].examine(*linear(), StageSettings(), Deadline())
+    settings = StageSettings(choices=RELUS)
+    findings = STAGES[stage].examine(*linear(), settings, Deadline())
     assert bool(findings[0]) is proved
 
 
@@ -370,7 +380,8 @@ def test_all_of_it_runs_in_full_precision(entry: str, monkeypatch: pytest.Monkey
             else:
                 module, run = (complete, solve) if entry == "solve" else (optimum, enclose)
                 monkeypatch.setattr(module, "bound_nodes", look)
-                run(*robust())
+                monkeypatch.setattr(complete, "splits_inputs", lambda *_: False)
+                run(*touching())
     finally:
         torch.backends.cudnn.allow_tf32 = before
     assert seen == [False]

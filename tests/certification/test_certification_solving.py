@@ -15,7 +15,7 @@ from tightrope.answer import Answer, Verdict
 from tightrope.certification import complete
 from tightrope.certification.cascade import solve
 from tightrope.certification.complete import NOT_BOUNDED, branch_and_bound, mixed_integer_program
-from tightrope.certification.problem import OpenProblem, robustness
+from tightrope.certification.problem import Choices, OpenProblem, robustness
 from tightrope.certification.properties import Ball
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.subjects import Subject
@@ -95,7 +95,7 @@ def test_a_search_without_time_says_how_far_it_came(patient_bounds: None) -> Non
     module, x = hard_problem()
     subject = Subject.of(module, (16,))
     (problem,) = robustness(subject, Ball(x[None], Fraction(1, 2)), torch.tensor([0]))
-    answer = branch_and_bound(subject, OpenProblem(problem), Deadline.after(-1.0))
+    answer = branch_and_bound(subject, OpenProblem(problem), Deadline.after(-1.0), Choices("relu"))
     assert answer.reason.startswith("time: lowest bound") and "unstable neurons" in answer.reason
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tightrope.answer import Answer, Cause, Verdict, undecided
 from tightrope.attacks import worst_margin
-from tightrope.certification.problem import OpenProblem, Problem, robustness
+from tightrope.certification.names import DEFAULT_STAGES
+from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, robustness
 from tightrope.certification.properties import Ball
 from tightrope.certification.stages import STAGES, Stage, StageSettings
 from tightrope.certification.subjects import Subject
@@ -28,8 +29,6 @@ from tightrope.runs.journal import Record
 # Called with a sample's index and its counterexample; returns the name to put in the journal.
 Keep = Callable[[int, Tensor], str]
 
-# Stages of `verify`: one problem, which is attacked before anything else.
-SINGLE = ("attack", "alpha", "bab")
 SINGLE_SETTINGS = StageSettings(steps=50, restarts=1)
 
 
@@ -75,7 +74,8 @@ def _run(
 ) -> list[Answer]:
     """Run a stage on open problems; each is charged its share of the time."""
     started = time.perf_counter()
-    deadline = Deadline.after(sum(max(opened.left, 0.0) for opened in problems))
+    left = sum(max(opened.left, 0.0) for opened in problems)
+    deadline = Deadline.after(stage.share * left)
     try:
         with until(deadline):
             answers = stage.examine(subject, problems, settings, deadline)
@@ -108,10 +108,11 @@ def solve(
     *,
     timeout: float = 60.0,
     seed: int = 0,
-    stages: Sequence[str] = SINGLE,
-    settings: StageSettings = SINGLE_SETTINGS,
+    stages: Sequence[str] = DEFAULT_STAGES,
+    choices: Choices = CHOICES,
 ) -> Answer:
     """Decide one problem within a number of seconds."""
+    settings = replace(SINGLE_SETTINGS, choices=choices)
     chosen = {name: STAGES[name] for name in stages}
     alone = replace(problem, label=None)  # every group of rows is attacked, not the worst one alone
     with torch.random.fork_rng(), full_precision():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from tightrope import data
 from tightrope.certification.deciding import Batch, Decider, Task
 from tightrope.certification.names import DEFAULT_STAGES
-from tightrope.certification.problem import check_timeout
+from tightrope.certification.problem import CHOICES, check_choices, check_timeout
 from tightrope.certification.stages import STAGES
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.files import write_json
@@ -50,6 +50,8 @@ def certify(
     timeout: float = 60.0,
     steps: int = 200,
     restarts: int = 5,
+    split: str = "auto",
+    branching: str = "intercept",
     seed: int = 0,
     jobs: int = 1,
     device: str | None = None,
@@ -61,9 +63,9 @@ def certify(
 
     A certification that was interrupted continues where it stopped. One with other settings, of
     another network or of other samples is an error unless `force` discards it; so is one by an
-    earlier version that did not note what it was of. `timeout` is how many seconds
-    a complete stage may spend on one sample; `steps` and `restarts` belong to the attack. A run
-    that another command is working on is an error unless `wait` queues for it.
+    earlier version that did not note what it was of. `timeout` is how many seconds one sample may
+    take; `steps` and `restarts` belong to the attack; `split` (auto, input, relu) and `branching`
+    to the search. A run that another command is working on is an error unless `wait` queues for it.
 
     With `jobs`, several processes share the samples, each with its part of the threads. The
     records are the same (as far as rounding does not depend on the number of threads), in the
@@ -75,6 +77,7 @@ def certify(
     if jobs < 1:
         raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
     check_timeout(timeout)
+    choices = asdict(check_choices(split, branching))
     run.check()
     with run.lock("certify", wait) as lock:
         examination = examine(run, eps, samples, start, device)
@@ -87,6 +90,8 @@ def certify(
             "steps": steps,
             "restarts": restarts,
             "seed": seed,
+            # Earlier certifications do not name what was not to be chosen.
+            **{name: value for name, value in choices.items() if value != getattr(CHOICES, name)},
             **run.fingerprints(),
         }
         return _begin(run, examination, settings, force, progress).decide_all(jobs, lock)

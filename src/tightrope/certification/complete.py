@@ -12,21 +12,24 @@ from dataclasses import replace
 from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
-from tightrope.certification.problem import OpenProblem, Problem, worst_row
+from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
 from tightrope.certification.refutation import Refuter
-from tightrope.certification.search.branch_and_bound import BranchAndBound
+from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
 from tightrope.certification.search.inputs import (
     InputSearch,
     input_search,
-    suits_input_splits,
+    splits_inputs,
 )
 from tightrope.certification.search.on_graph import GraphSearch
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.linear.bounded import Relaxation, relaxed
+from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import (
     ALPHA,
+    CROWN,
     CROWN_IBP,
+    Effort,
     best_bounds,
     reduction_fits,
     relax,
@@ -44,61 +47,68 @@ LAST_ATTACKS, LAST_STEPS = 20, 200
 DECIDED = 0.25  # of the neurons of a network may be unstable by intervals to begin with them
 
 
-def root(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
+def linear_bounds(subject: Subject, opened: OpenProblem, choices: Choices) -> Answer:
+    """Bound all layers by lines, and the rows of the property on top of them."""
+    if splits_inputs(subject, opened.problem, choices.split):
+        return undecided()  # the search begins with that
+    relaxation = bound_nodes(subject, opened, CROWN)
+    if opened.effort is not CROWN:
+        return undecided()
+    unsafe = opened.problem.unsafe
+    matrix = unsafe.matrix.unflatten(1, relaxation.graph.output_shape)
+    worst = worst_row(unsafe, relaxation.lower(relaxation.output, Coefficients(matrix, None)))
+    return proof(worst)
+
+
+def root(
+    subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Choices = CHOICES
+) -> Answer:
     """Bound all layers with optimised slopes, and the rows of the property on top of them."""
     try:
         with until(deadline):
-            return _root(subject, opened, deadline)
+            return _root(subject, opened, deadline, choices)
     except OutOfTimeError:
         return undecided(Cause.TIME, NOT_BOUNDED)
 
 
-def _root(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
+def _root(subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Choices) -> Answer:
     problem, unsafe = opened.problem, opened.problem.unsafe
-    if _splits_inputs(subject, opened):
+    if splits_inputs(subject, problem, choices.split):
         opened.search = input_search(subject, problem, opened.nodes)
         return opened.search.begin()
     relaxation = bound_nodes(subject, opened)
     if not reducible(relaxation.graph):
         worst = worst_row(unsafe, best_bounds(relaxation, unsafe.matrix))
-        return verified(worst) if worst > 0 else undecided(bound=worst)
+        return proof(worst)
+    refuter = problem.refuter(subject)
     if reduction_fits(relaxation):
         network = reduce(relaxation, unsafe.matrix, unsafe.offset)
-        opened.search = BranchAndBound(network, unsafe.group, problem.refuter(subject))
+        settings = SearchSettings(branching=choices.branching)
+        opened.search = BranchAndBound(network, unsafe.group, refuter, settings=settings)
         return opened.search.begin()
-    search = GraphSearch(relaxation, unsafe, problem.refuter(subject))
+    search = GraphSearch(relaxation, unsafe, refuter)
     found = search.begin(deadline)
     opened.search, opened.nodes = search, search.relaxation.known(0)
     return found
 
 
-def _splits_inputs(subject: Subject, opened: OpenProblem) -> bool:
-    """Return whether the box is to be cut rather than the signs of neurons."""
-    if opened.split == "auto":
-        return suits_input_splits(subject, opened.problem)
-    return opened.split == "input"
+def bound_nodes(subject: Subject, opened: OpenProblem, effort: Effort = ALPHA) -> Relaxation:
+    """Return a strict relaxation of the network, from what is known already; it is kept.
 
-
-def bound_nodes(subject: Subject, opened: OpenProblem) -> Relaxation:
-    """Return a strict relaxation of the network; it is kept."""
-    if opened.nodes is not None:
-        return relaxed(subject.exact, dict(opened.nodes), rounding=ROUNDING)
-    relaxation = _bound_nodes(subject, opened)
-    opened.nodes = relaxation.known(0)
-    return relaxation
-
-
-def _bound_nodes(subject: Subject, opened: OpenProblem) -> Relaxation:
-    """Bound all nodes with optimised slopes, or by intervals where that is where to begin.
-
-    The search on a network that is too large to be reduced bounds those neurons again that matter.
+    A network that is too large to be reduced keeps its intervals if they decide most neurons: the
+    search on it bounds those neurons again that matter.
     """
     graph, box = subject.exact, opened.problem.outer
-    if reducible(graph):
-        rough = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING)
-        if not reduction_fits(rough) and _mostly_decided(rough):
+    if opened.nodes is not None and opened.effort in (None, effort, ALPHA):
+        return relaxed(graph, dict(opened.nodes), rounding=ROUNDING)
+    if effort is not CROWN_IBP and reducible(graph):
+        rough = bound_nodes(subject, opened, CROWN_IBP) if opened.nodes is None else None
+        rough = rough or relaxed(graph, dict(opened.nodes or {}), rounding=ROUNDING)
+        if opened.effort is CROWN_IBP and not reduction_fits(rough) and _mostly_decided(rough):
             return rough
-    return relax(graph, box, effort=ALPHA, rounding=ROUNDING)
+    found = relax(graph, box, effort=effort, rounding=ROUNDING, known=opened.nodes)
+    opened.nodes, opened.effort = found.known(0), effort
+    return found
 
 
 def _mostly_decided(relaxation: Relaxation) -> bool:
@@ -108,10 +118,12 @@ def _mostly_decided(relaxation: Relaxation) -> bool:
     return sum(int(m.sum()) for m in masks) < DECIDED * sum(m.numel() for m in masks)
 
 
-def branch_and_bound(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
+def branch_and_bound(
+    subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Choices = CHOICES
+) -> Answer:
     """Decide a problem by splitting ReLUs, or its inputs where few of them vary."""
     if opened.search is None:
-        found = root(subject, opened, deadline)
+        found = root(subject, opened, deadline, choices)
         if found or found.cause is not None:
             return found
     search, opened.search = opened.search, None

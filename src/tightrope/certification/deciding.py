@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.certification.cascade import Samples, decide
+from tightrope.certification.problem import Choices
 from tightrope.certification.stages import STAGES, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.files import write_bytes
@@ -52,7 +53,8 @@ class Decider:
         self.subject = Subject.of(task.module, task.input_shape)
         self.stages = {name: STAGES[name] for name in task.settings["stages"]}
         chosen = {name: task.settings[name] for name in ("steps", "restarts", "timeout")}
-        self.settings = StageSettings(**chosen)
+        choices = {name: v for name, v in task.settings.items() if name in ("split", "branching")}
+        self.settings = StageSettings(**chosen, choices=Choices(**choices))
 
     def __call__(self, batch: Batch, send: Send) -> None:
         """Send a record per sample, as each is decided."""

@@ -1,4 +1,8 @@
 """The names of stages, for help texts, which must not import the stages themselves."""
 
 # All but `milp`: exact up to its solver's tolerances only, it has to be asked for.
-DEFAULT_STAGES = ("ibp", "attack", "crown-ibp", "alpha", "bab")
+DEFAULT_STAGES = ("ibp", "quick", "crown-ibp", "crown", "attack", "alpha", "bab")
+
+# What a search may take apart, and the rules by which it chooses a neuron to split.
+SPLITS = ("auto", "input", "relu")
+BRANCHING = ("intercept", "babsr", "kfsb")

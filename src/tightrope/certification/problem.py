@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tightrope.answer import Answer
+from tightrope.answer import Answer, undecided, verified
 from tightrope.box import Box
+from tightrope.certification.names import SPLITS
 from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.refutation import Fails, Refuter
+from tightrope.certification.search.branching import RULES
 from tightrope.certification.subjects import Subject
-from tightrope.errors import UserError
+from tightrope.domains.linear.crown import Effort
+from tightrope.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
     from tightrope.certification.search.branch_and_bound import BranchAndBound
@@ -44,14 +47,33 @@ class Problem:
         return Refuter(subject, self.inner, self.unsafe, self.fails)
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What users may choose about a search: what it takes apart, and by which rule."""
+
+    split: str = "auto"  # or input, or relu
+    branching: str = "intercept"  # or another row of `search.branching.RULES`
+
+
+CHOICES = Choices()
+
+
+def check_choices(split: str, branching: str) -> Choices:
+    """Return what was chosen about a search, or say what there is to choose from."""
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    if branching not in RULES:
+        raise unknown_name("branching rule", branching, RULES)
+    return Choices(split, branching)
+
+
 @dataclass
 class OpenProblem:
     """A problem on its way through the stages, and what they have found out about it so far.
 
     `limit` is how many seconds all stages together may take, of which `times` are spent, stage by
-    stage; `nodes` are proved bounds of nodes by position; `bound` is the best proved lower bound
-    on the worst row; `search` is what stands at the root of branch and bound; `split` says what
-    that takes apart.
+    stage; `nodes` are proved bounds of nodes by position, found with that `effort`; `bound` is
+    the best proved lower bound on the worst row; `search` is what stands at the root of a search.
     """
 
     problem: Problem
@@ -59,8 +81,8 @@ class OpenProblem:
     times: dict[str, float] = field(default_factory=dict)
     nodes: Mapping[int, Box] | None = None
     bound: float | None = None
+    effort: Effort | None = None
     search: BranchAndBound | InputSearch | GraphSearch | None = None
-    split: Literal["auto", "input", "relu"] = "auto"
     last: Answer = field(default_factory=Answer)
 
     @property
@@ -104,6 +126,11 @@ def worst_row(unsafe: Unsafe, bounds: Tensor) -> float:
         bounds = torch.nextafter(bounds + unsafe.offset, torch.full_like(bounds, -torch.inf))
     best = bounds.new_full((int(unsafe.group.max()) + 1,), -torch.inf)
     return float(best.scatter_reduce(0, unsafe.group, bounds, "amax")[unsafe.group].min())
+
+
+def proof(bound: float) -> Answer:
+    """Return what a strict bound on the worst row says."""
+    return verified(bound) if bound > 0 else undecided(bound=bound)
 
 
 def check_timeout(timeout: float) -> None:

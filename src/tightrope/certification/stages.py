@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from tightrope.answer import Answer, Cause, falsified, undecided, verified
+from tightrope.answer import Answer, Cause, falsified, undecided
 from tightrope.attacks import strong_attack
 from tightrope.box import Box
 from tightrope.certification import complete
-from tightrope.certification.problem import OpenProblem, Problem, worst_row
-from tightrope.certification.search.inputs import suits_input_splits
+from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
+from tightrope.certification.search.inputs import splits_inputs
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
 from tightrope.domains import interval
@@ -33,6 +33,7 @@ from tightrope.precision import ROUNDING
 NEURONS = 1 << 22
 # Where few inputs vary: points that are looked at first, and seconds for them and what follows.
 PROBES, PROBING = 8192, 2.0
+QUICK_STEPS = 10
 
 Open = Sequence[OpenProblem]
 
@@ -44,14 +45,19 @@ class StageSettings:
     steps: int = 200
     restarts: int = 5
     timeout: float = 60.0
+    choices: Choices = CHOICES
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage; `single` ones take so long that each problem's answer is known at once."""
+    """A stage; `single` ones take so long that each problem's answer is known at once.
+
+    It may take a `share` of the time that is left.
+    """
 
     examine: Callable[[Subject, Open, StageSettings, Deadline], list[Answer]]
     single: bool = False
+    share: float = 1.0
 
 
 def ibp_stage(
@@ -60,13 +66,13 @@ def ibp_stage(
     """Prove by interval bounds, with every rounding error accounted for."""
     labels = [p.problem.label for p in problems]
     if any(label is None for label in labels):
-        return [_proof(bound) for bound in _output_bounds(subject, problems)]
+        return [proof(bound) for bound in _output_bounds(subject, problems)]
     chosen = torch.tensor(labels, device=problems[0].problem.outer.lower.device)
     with torch.no_grad():
         margins, _ = interval.margins(subject.exact, _outer(problems), chosen, rounding=ROUNDING)
     worst = margins.scatter(1, chosen[:, None], torch.inf).amin(1)
     worst = torch.where(torch.isfinite(margins).all(1), worst, -torch.inf)
-    return [_proof(bound) for bound in worst.tolist()]
+    return [proof(bound) for bound in worst.tolist()]
 
 
 def _output_bounds(subject: Subject, problems: Open) -> Iterator[float]:
@@ -77,6 +83,14 @@ def _output_bounds(subject: Subject, problems: Open) -> Iterator[float]:
         unsafe = opened.problem.unsafe
         rows = interval.row_bounds(output[i : i + 1], unsafe.matrix, rounding=ROUNDING)
         yield worst_row(unsafe, rows)
+
+
+def quick_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Refute what a few steps of an attack refute."""
+    light = replace(settings, steps=min(settings.steps, QUICK_STEPS), restarts=1)
+    return attack_stage(subject, problems, light, deadline)
 
 
 def attack_stage(
@@ -105,7 +119,7 @@ def _attack(
 ) -> Tensor | None:
     """Attack all groups of a problem; where few inputs vary, from many points."""
     refuter = problem.refuter(subject)
-    if suits_input_splits(subject, problem):
+    if splits_inputs(subject, problem, settings.choices.split):
         return refuter.probe(
             PROBES, deadline=Deadline(min(deadline.end, time.monotonic() + PROBING))
         )
@@ -125,7 +139,10 @@ def crown_ibp_stage(
     answers = []
     for part in _parts(subject, problems):
         relaxation = relax(subject.exact, _outer(part), effort=CROWN_IBP, rounding=ROUNDING)
-        answers += [_proof(bound) for bound in worst_rows(relaxation, part)]
+        for i, (opened, bound) in enumerate(zip(part, worst_rows(relaxation, part), strict=True)):
+            answers.append(proof(bound))
+            if opened.effort is None:
+                opened.nodes, opened.effort = relaxation.known(i), CROWN_IBP
     return answers
 
 
@@ -141,18 +158,28 @@ def worst_rows(relaxation: Relaxation, problems: Open) -> Iterator[float]:
         yield worst_row(one, part)
 
 
+def crown_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Prove by linear bounds of all layers."""
+    return [complete.linear_bounds(subject, opened, settings.choices) for opened in problems]
+
+
 def alpha_stage(
     subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
 ) -> list[Answer]:
     """Prove by linear bounds of all layers with optimised slopes: the root of the search."""
-    return [complete.root(subject, opened, deadline) for opened in problems]
+    return [complete.root(subject, opened, deadline, settings.choices) for opened in problems]
 
 
 def bab_stage(
     subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
 ) -> list[Answer]:
     """Decide by branch and bound."""
-    return [complete.branch_and_bound(subject, opened, deadline) for opened in problems]
+    return [
+        complete.branch_and_bound(subject, opened, deadline, settings.choices)
+        for opened in problems
+    ]
 
 
 def milp_stage(
@@ -160,10 +187,6 @@ def milp_stage(
 ) -> list[Answer]:
     """Decide by mixed-integer programming."""
     return [complete.mixed_integer_program(subject, opened, deadline) for opened in problems]
-
-
-def _proof(bound: float) -> Answer:
-    return verified(bound) if bound > 0 else undecided(bound=bound)
 
 
 def _outer(problems: Open) -> Box:
@@ -187,8 +210,10 @@ def _parts(subject: Subject, problems: Open) -> Iterator[Open]:
 
 STAGES: dict[str, Stage] = {
     "ibp": Stage(ibp_stage),
-    "attack": Stage(attack_stage),
-    "crown-ibp": Stage(crown_ibp_stage),
+    "quick": Stage(quick_stage, share=0.1),
+    "crown-ibp": Stage(crown_ibp_stage, share=0.5),
+    "crown": Stage(crown_stage, single=True, share=0.25),
+    "attack": Stage(attack_stage, share=0.5),
     "alpha": Stage(alpha_stage, single=True),
     "bab": Stage(bab_stage, single=True),
     "milp": Stage(milp_stage, single=True),

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from tightrope.answer import Answer, Cause, Verdict, falsified, undecided
 from tightrope.box import Box
 from tightrope.certification.cascade import solve
-from tightrope.certification.problem import Problem, check_timeout, robustness
+from tightrope.certification.problem import (
+    CHOICES,
+    Choices,
+    Problem,
+    check_choices,
+    check_timeout,
+    robustness,
+)
 from tightrope.certification.properties import PIXELS, Domain, Unsafe, parse_ball
 from tightrope.certification.search.together import FEWEST, alike, decide_together
 from tightrope.certification.subjects import Subject
@@ -57,15 +64,19 @@ def verify(
     eps: Radius,
     domain: Domain = PIXELS,
     timeout: float = 60.0,
+    split: str = "auto",
+    branching: str = "intercept",
     seed: int = 0,
 ) -> Answer:
     """Decide whether no point within `eps` of `x` (and within `domain`) changes the class.
 
     `x` is one input without a batch dimension, in the network's own precision. The result says
-    `verified`, `falsified` (with a counterexample) or `unknown` (with a reason).
+    `verified`, `falsified` (with a counterexample) or `unknown` (with a reason). `split` says what
+    a search takes apart (auto, input, relu), `branching` by which rule it chooses neurons.
     """
     check_timeout(timeout)
     check_seed(seed)
+    choices = check_choices(split, branching)
     x, label = x.detach(), int(label)
     ball = parse_ball(x[None], eps, domain)
     with _evaluating(network):
@@ -76,7 +87,7 @@ def verify(
         if int(subject.predict(x[None])[0]) != label:
             return dataclasses.replace(falsified(x), stage="natural")
         (problem,) = robustness(subject, ball, torch.tensor([label], device=x.device))
-        return solve(subject, problem, timeout=timeout, seed=seed)
+        return solve(subject, problem, timeout=timeout, seed=seed, choices=choices)
 
 
 @contextmanager
@@ -134,17 +145,25 @@ def examine_network(network: Network, input_shape: tuple[int, ...], box: Box) ->
 
 
 def verify_file(
-    onnx: Path | str, vnnlib: Path | str, *, timeout: float = 60.0, seed: int = 0
+    onnx: Path | str,
+    vnnlib: Path | str,
+    *,
+    timeout: float = 60.0,
+    split: str = "auto",
+    branching: str = "intercept",
+    seed: int = 0,
 ) -> Answer:
     """Decide a VNN-LIB property of an ONNX network: `verified` if it has no counterexample.
 
-    A file that describes several input boxes has a counterexample if one of them has.
+    A file that describes several input boxes has a counterexample if one of them has. `split` says
+    what a search takes apart (auto, input, relu), `branching` by which rule it chooses neurons.
     """
-    return verify_and_tell(onnx, vnnlib, timeout=timeout, seed=seed)[0]
+    choices = check_choices(split, branching)
+    return verify_and_tell(onnx, vnnlib, timeout=timeout, seed=seed, choices=choices)[0]
 
 
 def verify_and_tell(
-    onnx: Path | str, vnnlib: Path | str, *, timeout: float, seed: int
+    onnx: Path | str, vnnlib: Path | str, *, timeout: float, seed: int, choices: Choices = CHOICES
 ) -> tuple[Answer, str | None]:
     """As `verify_file`, with the text of a counterexample in the format of the competition."""
     check_timeout(timeout)
@@ -160,7 +179,7 @@ def verify_and_tell(
         answer = undecided(Cause.TIME, NOT_READ)
         return dataclasses.replace(answer, stage="input", seconds=time.monotonic() - started), None
     subject = Subject(network.graph, network.run)
-    answer, case = _decide_cases(subject, network, specification, deadline, seed)
+    answer, case = _decide_cases(subject, network, specification, deadline, seed, choices)
     answer = dataclasses.replace(answer, seconds=time.monotonic() - started)
     if answer.counterexample is None or case is None:
         return answer, None
@@ -176,11 +195,13 @@ def _decide_cases(
     specification: Specification,
     deadline: Deadline,
     seed: int,
+    choices: Choices,
 ) -> tuple[Answer, Case | None]:
     """Decide each input box; the first counterexample ends it. What is proved holds for all."""
-    together = _decide_together(subject, network, specification.cases, deadline, seed)
-    if together is not None:
-        return together
+    if choices.split != "relu":
+        together = _decide_together(subject, network, specification.cases, deadline, seed)
+        if together is not None:
+            return together
     subproblems, bound = 0, math.inf
     opened: Answer | None = None
     found = Answer(Verdict.VERIFIED, "empty")
@@ -188,7 +209,7 @@ def _decide_cases(
         if deadline.left <= 0:
             opened = dataclasses.replace(undecided(Cause.TIME, NO_TIME), stage="input")
             break
-        found = _decide_case(subject, network, case, deadline.left, seed)
+        found = _decide_case(subject, network, case, deadline.left, seed, choices)
         subproblems += found.subproblems
         if found.verdict is Verdict.FALSIFIED:
             return dataclasses.replace(found, subproblems=subproblems), case
@@ -263,7 +284,12 @@ def _problem(subject: Subject, network: OnnxNetwork, case: Case) -> Problem | No
 
 
 def _decide_case(
-    subject: Subject, network: OnnxNetwork, case: Case, timeout: float, seed: int
+    subject: Subject,
+    network: OnnxNetwork,
+    case: Case,
+    timeout: float,
+    seed: int,
+    choices: Choices,
 ) -> Answer:
     problem = _problem(subject, network, case)
     if problem is None:
@@ -274,7 +300,7 @@ def _decide_case(
         if problem.fails(center):
             return dataclasses.replace(falsified(center), stage="input")
         return dataclasses.replace(undecided(Cause.OUTPUT), stage="input")
-    found = solve(subject, problem, timeout=timeout, seed=seed)
+    found = solve(subject, problem, timeout=timeout, seed=seed, choices=choices)
     if found and not all(conjunction.exact for conjunction in case.unsafe):
         doubt = undecided(Cause.ROUNDING, NO_FLOATS, subproblems=found.subproblems)
         return dataclasses.replace(doubt, stage=found.stage, seconds=found.seconds)

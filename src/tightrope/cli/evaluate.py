@@ -9,6 +9,7 @@ import click
 
 import tightrope as tr
 from tightrope.certification.names import DEFAULT_STAGES
+from tightrope.cli.options import branching_option, split_option
 from tightrope.cli.output import (
     console,
     percent,
@@ -95,11 +96,11 @@ def attack(
 @_samples
 @_start
 @click.option("--stages", default=_stages, help=f"Stages in order.  [{_stages}]")
-@click.option(
-    "--timeout", type=float, default=60.0, help="Seconds of a complete stage per sample.  [60]"
-)
+@click.option("--timeout", type=float, default=60.0, help="Seconds per sample.  [60]")
 @_steps
 @_restarts
+@split_option
+@branching_option
 @_seed
 @click.option("--jobs", type=int, default=1, help="Processes that share the samples.  [1]")
 @_device
@@ -116,6 +117,8 @@ def certify(
     timeout: float,
     steps: int,
     restarts: int,
+    split: str,
+    branching: str,
     seed: int,
     jobs: int,
     device: str | None,
@@ -139,6 +142,8 @@ def certify(
             timeout=timeout,
             steps=steps,
             restarts=restarts,
+            split=split,
+            branching=branching,
             seed=seed,
             jobs=jobs,
             device=device,

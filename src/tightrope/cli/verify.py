@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tightrope.answer import Answer, Cause, Verdict
+from tightrope.cli.options import branching_option, split_option
 from tightrope.cli.output import print_json
 from tightrope.errors import printable
 from tightrope.files import write_text
@@ -19,6 +20,8 @@ from tightrope.files import write_text
 @click.option(
     "--counterexample", type=click.Path(path_type=Path), help="Write a counterexample to this file."
 )
+@split_option
+@branching_option
 @click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(
@@ -26,6 +29,8 @@ def verify(
     vnnlib: Path,
     timeout: float,
     counterexample: Path | None,
+    split: str,
+    branching: str,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -34,9 +39,12 @@ def verify(
     The first line is unsat (proved: no counterexample exists), sat, timeout or unknown; a
     counterexample follows, or goes to a file.
     """
+    from tightrope.certification.problem import check_choices
     from tightrope.certification.verifying import verify_and_tell
 
-    found, text = verify_and_tell(onnx, vnnlib, timeout=timeout, seed=seed)
+    found, text = verify_and_tell(
+        onnx, vnnlib, timeout=timeout, seed=seed, choices=check_choices(split, branching)
+    )
     if text is not None and counterexample is not None:
         write_text(counterexample, text + "\n")
     if as_json:

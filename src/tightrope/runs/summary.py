@@ -15,7 +15,7 @@ from tightrope.runs.journal import Record
 WHAT = "the summary of the certification"
 LARGEST = 1e30  # larger numbers are damage
 # The stages that look for counterexamples.
-REFUTING = frozenset({"attack", "bab", "milp"})
+REFUTING = frozenset({"quick", "attack", "bab", "milp"})
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,11 @@ def input_search(
     return InputSearch(bounder, problem.outer, unsafe.group, problem.refuter(subject))
 
 
+def splits_inputs(subject: Subject, problem: Problem, choice: str = "auto") -> bool:
+    """Return whether the box is to be cut rather than the signs of neurons."""
+    return choice == "input" or (choice == "auto" and suits_input_splits(subject, problem))
+
+
 def suits_input_splits(subject: Subject, problem: Problem) -> bool:
     """Return whether so few inputs vary that cutting their box is the better search."""
     varying = varying_inputs(problem.outer.map(lambda t: t.cpu()))

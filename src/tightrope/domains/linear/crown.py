@@ -8,7 +8,7 @@ outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -51,11 +51,19 @@ CROWN = Effort(iterations=0)
 CROWN_IBP = Effort(iterations=None)
 
 
-def relax(graph: Graph, box: Box, *, effort: Effort = ALPHA, rounding: float = 0.0) -> Relaxation:
+def relax(
+    graph: Graph,
+    box: Box,
+    *,
+    effort: Effort = ALPHA,
+    rounding: float = 0.0,
+    known: Mapping[int, Box] | None = None,
+) -> Relaxation:
     """Bound all nodes of a network on a batch of boxes.
 
     For proofs, `graph` and `box` are float64 and `rounding` is `torch.finfo(float64).eps`. Slopes
-    are optimised for a batch of one only.
+    are optimised for a batch of one only. `known` are bounds of nodes that hold already: what they
+    decide needs no more bounding.
     """
     readers = graph.consumers()
     box = cornered(box, rounding)
@@ -69,6 +77,8 @@ def relax(graph: Graph, box: Box, *, effort: Effort = ALPHA, rounding: float = 0
         inputs = [found.boxes[j] for j in node.inputs]
         bounds = interval.RULES[type(node.op)](node.op, *inputs, rounding=rounding)
         bounds = _as_maximum(found, i, Box(*bounds.corners))
+        if known is not None and i in known:
+            bounds = _both(bounds, known[i])
         if rounding:
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
@@ -125,6 +135,12 @@ def unstable_neurons(relaxation: Relaxation) -> int:
     """Count the unstable neurons of all activations whose lines are known."""
     nodes = relaxation.graph.nodes
     return sum(int(unstable(relaxation.boxes[nodes[i].inputs[0]]).sum()) for i in relaxation.lines)
+
+
+def _both(first: Box, second: Box) -> Box:
+    """Return what two boxes that contain the same values have in common."""
+    lower = torch.maximum(first.lower, second.lower)
+    return Box(lower, torch.maximum(lower, torch.minimum(first.upper, second.upper)))
 
 
 def _as_maximum(found: Relaxation, i: int, bounds: Box) -> Box:
