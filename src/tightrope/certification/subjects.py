@@ -55,6 +55,18 @@ class Subject:
         """How many numbers are computed for one input."""
         return sum(math.prod(node.shape) for node in self.graph.nodes)
 
+    @cached_property
+    def finite(self) -> bool:
+        """Whether all weights are numbers; with others nothing can be proved."""
+        seen = [True]
+
+        def look(tensor: Tensor) -> Tensor:
+            seen.append(bool(torch.isfinite(tensor).all()))
+            return tensor
+
+        self.exact.map_tensors(look)
+        return all(seen)
+
     @torch.no_grad()
     def outputs(self, x: Tensor) -> Tensor:
         """Run the original network."""

@@ -36,7 +36,6 @@ from tightrope.domains.boxes.bounding import BoxBounder, RowBounds, box_bounder
 from tightrope.domains.boxes.condensed import varying_inputs
 from tightrope.domains.linear.rules import ACTIVATIONS
 
-HOPELESS = 1000  # boxes after which some bound has to have been finite
 EAGER = 4  # rounds in which points are tried whatever it costs
 FEW_INPUTS = 20
 MOST_NEURONS = 24000  # with more, bounds of a single box take too long
@@ -82,7 +81,6 @@ class InputSearch:
         self.wider = torch.cat((self.members, sums), 1)
         self.count, self.stuck, self.lowest = 0, 0, math.inf
         self.spent = self.rate = 0.0
-        self.finite = False
         lower, upper = (t[:, bounder.varying] for t in self.whole.corners)
         everything = torch.ones(1, len(self.groups), dtype=torch.bool, device=lower.device)
         self.pool = BoxPool(Boxes(lower, upper, everything), lower.new_full((1,), -torch.inf))
@@ -140,8 +138,6 @@ class InputSearch:
     def _out_of_budget(self, deadline: float) -> Cause | None:
         if time.monotonic() > deadline:
             return Cause.TIME
-        if self.count >= HOPELESS and not self.finite:
-            return Cause.ROUNDING
         limit = self.settings.limit
         return Cause.MEMORY if limit is not None and self.count >= limit else None
 
@@ -162,9 +158,7 @@ class InputSearch:
 
     def _close(self, batch: Boxes, bounds: RowBounds) -> tuple[Boxes, RowBounds, Tensor]:
         """Drop what is proved; also return the best bound of each group on what is left."""
-        finite = torch.isfinite(bounds.lower)
-        self.finite = self.finite or bool(finite.any())
-        lower = torch.where(finite, bounds.lower, -torch.inf)
+        lower = torch.where(torch.isfinite(bounds.lower), bounds.lower, -torch.inf)
         best = lower[:, self._members(bounds)].amax(2)  # [boxes, groups]
         proved = batch.open & (best > 0)
         if proved.any():
@@ -261,7 +255,9 @@ def input_search(
 
 def splits_inputs(subject: Subject, problem: Problem, choice: str = "auto") -> bool:
     """Return whether the box is to be cut rather than the signs of neurons."""
-    return choice == "input" or (choice == "auto" and suits_input_splits(subject, problem))
+    if choice == "relu" or not subject.finite:
+        return False
+    return choice == "input" or suits_input_splits(subject, problem)
 
 
 def suits_input_splits(subject: Subject, problem: Problem) -> bool:
