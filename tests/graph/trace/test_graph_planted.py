@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from tightrope.errors import UserError
 from tightrope.graph import trace
-from tightrope.graph.trace.tracing import capture, converters
+from tightrope.graph.trace import capture, converters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
