@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,13 +16,14 @@ from handmade import blind_spot, network
 from instances import draw_instance
 from torch import Tensor, nn
 
-from tightrope.answer import Answer, Verdict
-from tightrope.certification import complete
-from tightrope.certification.cascade import solve
+from tightrope.answer import Answer, Cause, Verdict, falsified, undecided, verified
+from tightrope.certification import complete, verifying
+from tightrope.certification.cascade import solve, walk
 from tightrope.certification.complete import NOT_BOUNDED, branch_and_bound, mixed_integer_program
 from tightrope.certification.problem import Choices, OpenProblem, robustness
 from tightrope.certification.properties import Ball
 from tightrope.certification.refutation import Refuter
+from tightrope.certification.stages import Stage, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.certification.verifying import verify
 from tightrope.deadline import Deadline, OutOfTimeError
@@ -230,3 +236,64 @@ def test_a_graph_of_another_shape_is_refused() -> None:
 def test_one_class_is_no_classification() -> None:
     with pytest.raises(UserError, match="at least two classes"):
         verify(nn.Linear(2, 1), X, 0, eps=0.1)
+
+
+# --- several input boxes ------------------------------------------------------------------------
+
+VERIFIED, FALSIFIED, UNKNOWN = verified(0.5), falsified(torch.zeros(1)), undecided(Cause.TIME)
+
+
+def decide_boxes(answers: Sequence[Answer], seconds: float = math.inf) -> tuple[Answer, int | None]:
+    """Return what boxes come to together, by what is said of each, and the one it is about."""
+    cases: Any = [SimpleNamespace(number=i, unsafe=()) for i in range(len(answers))]
+    said: Any = lambda subject, network, case, *rest: answers[case.number]  # noqa: E731
+    nothing: Any = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verifying, "_decide_case", said)
+        found, case = verifying._decide_cases(
+            *(nothing, nothing, SimpleNamespace(cases=cases), Deadline.after(seconds)),
+            *(0, Choices("relu")),
+        )
+    return found, None if case is None else cast("Any", case).number
+
+
+EVERY = list(itertools.product((VERIFIED, FALSIFIED, UNKNOWN), repeat=3))
+
+
+@pytest.mark.parametrize("answers", EVERY)
+def test_boxes_are_verified_if_all_of_them_are(answers: tuple[Answer, ...]) -> None:
+    found, number = decide_boxes(answers)
+    if FALSIFIED in answers:
+        assert found.verdict is Verdict.FALSIFIED and number == answers.index(FALSIFIED)
+    elif UNKNOWN in answers:
+        assert found.verdict is Verdict.UNKNOWN and found.cause is Cause.TIME
+        assert found.bound is None and number is None
+    else:
+        assert found.verdict is Verdict.VERIFIED and found.bound == 0.5
+
+
+def test_boxes_that_nobody_looked_at_are_not_verified() -> None:
+    found, _ = decide_boxes([VERIFIED] * 3, seconds=-1.0)
+    assert found.verdict is Verdict.UNKNOWN and found.details == verifying.NO_TIME
+
+
+# --- randomness ---------------------------------------------------------------------------------
+
+
+def test_what_is_known_already_does_not_change_what_follows() -> None:
+    def draw(*_: object) -> list[Answer]:
+        return [falsified(torch.rand(1))]
+
+    def points(skip: tuple[int, ...]) -> dict[int, float]:
+        torch.manual_seed(0)
+        problems: Any = [OpenProblem(cast("Any", None)) for _ in range(4)]
+        stages = {"attack": Stage(draw, single=True)}
+        subject, settings = cast("Any", None), StageSettings()
+        return {
+            i: float(cast("Tensor", answer.counterexample))
+            for i, answer in walk(subject, problems, stages, settings, skip)
+        }
+
+    whole = points(())
+    assert len(set(whole.values())) == 4
+    assert points((0, 2)) == {i: whole[i] for i in (1, 3)}

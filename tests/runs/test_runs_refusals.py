@@ -129,6 +129,8 @@ def test_a_network_trained_again_needs_force(certifiable: Run) -> None:
         ("restarts", 1),
         ("seed", 1),
         ("timeout", 30.0),
+        ("split", "input"),
+        ("branching", "babsr"),
     ],
 )
 def test_other_settings_need_force(certifiable: Run, name: str, value: Any) -> None:
@@ -138,6 +140,7 @@ def test_other_settings_need_force(certifiable: Run, name: str, value: Any) -> N
     asked = summary.settings[name]
     assert asked == (list(value) if isinstance(value, tuple) else value)
     assert summary.complete
+    assert_refused(certifiable, name, "--force")  # back to what was not said
 
 
 def test_the_same_radius_spelt_differently_is_the_same(certifiable: Run) -> None:

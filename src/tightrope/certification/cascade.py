@@ -51,7 +51,10 @@ def walk(
             answers = _run(subject, [problems[i] for i in left], name, stages[name], settings)
             yield from ((i, a) for i, a in zip(left, answers, strict=True) if _decided(a))
             left = [i for i, a in zip(left, answers, strict=True) if not _decided(a)]
+    # Each has its own randomness from here on, whatever becomes of those before it.
+    seeds = torch.randint(1 << 62, (len(problems),)).tolist()
     for i in (i for i in left if i not in skip):
+        torch.manual_seed(seeds[i])
         answer = _summary(problems[i], names[together - 1] if together else "")
         for name in names[together:]:
             (answer,) = _run(subject, [problems[i]], name, stages[name], settings)

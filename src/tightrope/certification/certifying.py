@@ -140,7 +140,8 @@ def _check_settings(run: Run, settings: dict[str, Any], before: dict[str, Any]) 
             f"{', '.join(network)}); restore it, or start over with --force"
         )
     missing = [name for name in FINGERPRINTS if before.get(name) is None]
-    changed = [n for n in settings if before.get(n) != settings[n] and n not in missing]
+    named = [*settings, *(name for name in asdict(CHOICES) if name not in settings)]
+    changed = [n for n in named if before.get(n) != settings.get(n) and n not in missing]
     if changed:
         raise UserError(
             f"{run.folder} was certified with other settings ({', '.join(changed)}); "

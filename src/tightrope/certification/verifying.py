@@ -213,11 +213,12 @@ def _decide_cases(
         subproblems += found.subproblems
         if found.verdict is Verdict.FALSIFIED:
             return dataclasses.replace(found, subproblems=subproblems), case
-        if found.verdict is Verdict.UNKNOWN:
-            opened = opened or found
+        if found.verdict is Verdict.UNKNOWN and opened is None:  # an open answer counts as false
+            opened = found
         bound = min(bound, math.inf if found.bound is None else found.bound)
     known = bound if math.isfinite(bound) and opened is None else None
-    return dataclasses.replace(opened or found, bound=known, subproblems=subproblems), None
+    answer = found if opened is None else opened
+    return dataclasses.replace(answer, bound=known, subproblems=subproblems), None
 
 
 def _some_boxes(network: OnnxNetwork, specification: Specification) -> list[Box]:

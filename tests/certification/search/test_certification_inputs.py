@@ -129,6 +129,10 @@ def test_a_box_that_is_a_point() -> None:
     assert search(subject, alone).verdict is Verdict.FALSIFIED
     blind = Problem(Box(point, point), Box(point, point), problem.unsafe, lambda point: False)
     assert search(subject, blind).cause is Cause.TOO_CLOSE
+    # A group of several rows: there is no input on which their combination could depend.
+    unsafe = Unsafe(*(torch.cat((t, t)) for t in vars(problem.unsafe).values()))
+    several = Problem(Box(point, point), Box(point, point), unsafe, lambda point: False)
+    assert search(subject, several).cause is Cause.TOO_CLOSE
 
 
 def test_numbers_that_are_not_finite_prove_nothing() -> None:

@@ -87,7 +87,7 @@ def _between(a: _Lines, b: _Lines, lower: Tensor, upper: Tensor) -> _Lines:
     """Return the best function on the way from one to another."""
     kink = a.slope / (a.slope - b.slope)
     kink = torch.where((kink > 0) & (kink < 1), kink, 0.0)  # what is not a number is no kink
-    share = torch.cat((kink, torch.zeros_like(kink[:, :1])), 1)
+    share = torch.cat((kink, kink.new_zeros(len(kink), 1)), 1)
     slope = torch.lerp(a.slope[:, None], b.slope[:, None], share[:, :, None])
     constant = torch.lerp(a.constant[:, None], b.constant[:, None], share)
     least = (slope.clamp(min=0) * lower[:, None] + slope.clamp(max=0) * upper[:, None]).sum(2)
