@@ -18,6 +18,7 @@ from tightrope.answer import Answer
 from tightrope.box import Box
 from tightrope.certification.cascade import solve
 from tightrope.certification.complete import bound_nodes, branch_and_bound, mixed_integer_program
+from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import OpenProblem, Problem
 from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.refutation import Refuter
@@ -141,7 +142,7 @@ def test_solving_from_beginning_to_end_is_exact(part: int) -> None:
             if found.verdict == "unknown":
                 assert abs(float(target.min())) <= TINY * instance.scale
             else:
-                assert found.stage in ("attack", "alpha", "bab") and not found.reason
+                assert found.stage in DEFAULT_STAGES and not found.reason
 
 
 # --- through the cascade ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ and open otherwise, with the reason.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from torch import Tensor
@@ -33,6 +34,7 @@ from tightrope.domains.linear.crown import (
     best_bounds,
     reduction_fits,
     relax,
+    unstable_neurons,
 )
 from tightrope.domains.linear.relaxations import unstable
 from tightrope.domains.linear.rules import ACTIVATIONS
@@ -44,12 +46,13 @@ from tightrope.precision import ROUNDING
 NOT_BOUNDED = "the network was not bounded to its end"
 # Attacks on networks that branch and bound cannot split.
 LAST_ATTACKS, LAST_STEPS = 20, 200
+TINY, FEW_SIGNS = 1000, 24  # neurons in all, and unstable ones that are split rather than inputs
 DECIDED = 0.25  # of the neurons of a network may be unstable by intervals to begin with them
 
 
 def linear_bounds(subject: Subject, opened: OpenProblem, choices: Choices) -> Answer:
     """Bound all layers by lines, and the rows of the property on top of them."""
-    if splits_inputs(subject, opened.problem, choices.split):
+    if splits_inputs(subject, opened.problem, choices.split) and not _tiny(subject):
         return undecided()  # the search begins with that
     relaxation = bound_nodes(subject, opened, CROWN)
     if opened.effort is not CROWN:
@@ -73,7 +76,7 @@ def root(
 
 def _root(subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Choices) -> Answer:
     problem, unsafe = opened.problem, opened.problem.unsafe
-    if splits_inputs(subject, problem, choices.split):
+    if _better_by_inputs(subject, opened, choices):
         opened.search = input_search(subject, problem, opened.nodes)
         return opened.search.begin()
     relaxation = bound_nodes(subject, opened)
@@ -90,6 +93,21 @@ def _root(subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Ch
     found = search.begin(deadline)
     opened.search, opened.nodes = search, search.relaxation.known(0)
     return found
+
+
+def _better_by_inputs(subject: Subject, opened: OpenProblem, choices: Choices) -> bool:
+    """Return whether the box is to be cut: with few signs to split, those are the faster way."""
+    if not splits_inputs(subject, opened.problem, choices.split):
+        return False
+    if choices.split == "input" or not (_tiny(subject) and reducible(subject.exact)):
+        return True
+    return unstable_neurons(bound_nodes(subject, opened, CROWN)) > FEW_SIGNS
+
+
+def _tiny(subject: Subject) -> bool:
+    """Return whether bounds of all layers cost next to nothing."""
+    nodes = subject.exact.nodes
+    return sum(math.prod(n.shape) for n in nodes if isinstance(n.op, ACTIVATIONS)) <= TINY
 
 
 def bound_nodes(subject: Subject, opened: OpenProblem, effort: Effort = ALPHA) -> Relaxation:
@@ -127,13 +145,22 @@ def branch_and_bound(
         if found or found.cause is not None:
             return found
     search, opened.search = opened.search, None
+    if isinstance(search, InputSearch) and choices.split == "auto" and reducible(subject.exact):
+        found = _run(search, Deadline.after(deadline.left / 2))
+        if found.cause is not Cause.TIME or deadline.left <= 0:
+            return found
+        return branch_and_bound(subject, opened, deadline, replace(choices, split="relu"))
     if search is not None:
-        with until(Deadline()):  # it looks at the clock itself, and says how far it came
-            found = search.run(deadline.end)
+        found = _run(search, deadline)
         if isinstance(search, InputSearch):
             return found
         return replace(found, details=f"{found.details}{_widest(subject, opened)}")
     return _attack_on(subject, opened, deadline)
+
+
+def _run(search: BranchAndBound | InputSearch | GraphSearch, deadline: Deadline) -> Answer:
+    with until(Deadline()):  # it looks at the clock itself, and says how far it came
+        return search.run(deadline.end)
 
 
 def _widest(subject: Subject, opened: OpenProblem) -> str:
