@@ -186,3 +186,22 @@ def test_products_that_vanish(direction: str) -> None:
     """A coefficient too small for a float counts where the input is large."""
     rows = rows_of([({0: 1e-200}, 2e-100)], [({1: 1e-150}, -2e-250)])
     check(rows, -np.full(1, 1e100), np.full(1, 1e100), direction)
+
+
+@EACH_DIRECTION
+def test_constants_that_cancel(direction: str) -> None:
+    generator = np.random.default_rng(2)
+    for _ in range(20):
+        biases, factors = generator.uniform(1, 2, (2, 9))
+        neurons: list[Row] = [({0: 1e-9}, b) for b in (*biases.tolist(), 1.0)]
+        weights = [*factors.tolist(), -float(biases @ factors)]
+        row = {k + 1: f for k, f in enumerate(weights)}
+        check(rows_of(neurons, [(row, 0.0)]), np.zeros(1), np.ones(1) * 1e-9, direction)
+
+
+def test_a_sign_within_the_slack_is_open() -> None:
+    rows = rows_of([({0: 1.0}, 0.0)], [({1: -1.0}, 0.0)], slack=0.25)
+    for end in (0.125, -0.125):
+        lower, upper = min(end, 8 * end), max(end, 8 * end)
+        found = bound(rows, np.full(1, lower), np.full(1, upper), "nearest")
+        assert found.bent[0] == 1
