@@ -239,3 +239,44 @@ def test_what_two_boxes_have_in_common() -> None:
     second = Box(torch.tensor([[-1.0, -2.0]]), torch.tensor([[2.0, 5.0]]))
     both = _both(first, second)
     assert both.lower.tolist() == [[0.0, -2.0]] and both.upper.tolist() == [[2.0, 1.0]]
+
+
+@EACH_DIRECTION
+def test_constants_of_layers_that_cancel(direction: str) -> None:
+    torch.manual_seed(2)
+    for _ in range(10):
+        biases, second = torch.rand(30).double() + 1, torch.rand(1, 30).double() + 1
+        second[0, -1] -= float(second @ biases) / float(biases[-1])
+        first = linear([[1e-9]] * 30, biases.tolist())
+        graph = graph_of(first, linear(second.tolist()), inputs=1)
+        box = box_of([1e-9], [2e-9])
+        check_corners(graph, box, condensed(graph, box, direction))
+
+
+def test_neurons_that_differ_by_a_constant() -> None:
+    first = linear([[1.0], [1.0]], [0.0, 0.5])
+    graph = graph_of(first, nn.ReLU(), linear([[1.0, -1.0]]), inputs=1)
+    box = box_of([-1.0], [1.0])
+    assert condensed(graph, box).neurons == 2
+    check_corners(graph, box, condensed(graph, box))
+
+
+def test_moved_values_keep_their_slack() -> None:
+    """Padding has a value of its own, and inputs that hardly vary are as wide as before."""
+    module = nn.Sequential(nn.Unflatten(1, (1, 1, 3)), nn.ConstantPad2d(1, 1.5), nn.Flatten())
+    graph = graph_of(*module, inputs=3)
+    box = box_of([0.0, 1.0, 1.0], [1.0, 1 + THIN, 1 + THIN])
+    rows = condensed(graph, box)
+    check_corners(graph, box, rows)
+    found = box_bounder(graph, box, torch.ones(1, 15).double(), torch.zeros(1).double())
+    at = torch.zeros(1, 1, dtype=torch.float64)
+    exact = 12 * Fraction(1.5) + 2
+    assert 0 <= exact - Fraction(float(found(at, at).lower)) < Fraction(1, 10**9)
+
+
+def test_graph_bounds_with_offsets() -> None:
+    graph = graph_of(linear([[1.0]]), nn.Sigmoid(), inputs=1)
+    box, offset = box_of([0.0], [1.0]), torch.tensor([-3.0], dtype=torch.float64)
+    bounder = box_bounder(graph, box, torch.ones(1, 1).double(), offset)
+    assert isinstance(bounder, GraphBounder)
+    assert -2.6 < float(bounder(*box.corners).lower) <= -2.5

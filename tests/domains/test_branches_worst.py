@@ -125,3 +125,17 @@ def test_multipliers_that_nearly_cancel(direction: str) -> None:
         # -weight * left * x >= 0 for x <= 0; without rounding, nothing is left of it.
         assert bound <= 0
 
+
+@EACH_DIRECTION
+def test_a_long_minimum(direction: str) -> None:
+    """Each product with the input but the first is rounded beside it."""
+    row = [1.0, *[1e-30] * 300]
+    bounder = bounder_of(nn.ReLU(), row, lower=1.0, upper=2.0)
+    bound = strict(bounder, problem_of(bounder), direction)
+    assert bound <= sum((Fraction(w) for w in row), Fraction(0))
+
+
+def test_lines_are_not_rounded() -> None:
+    for k in range(1, 9):
+        bounder = bounder_of(nn.ReLU(), [-1.0], lower=-0.1 * k, upper=0.3)
+        assert strict(bounder, problem_of(bounder)) <= -Fraction(0.3)

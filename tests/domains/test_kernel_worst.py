@@ -205,3 +205,26 @@ def test_a_sign_within_the_slack_is_open() -> None:
         lower, upper = min(end, 8 * end), max(end, 8 * end)
         found = bound(rows, np.full(1, lower), np.full(1, upper), "nearest")
         assert found.bent[0] == 1
+
+
+@pytest.mark.parametrize("left", [0.0, 0.25])
+@pytest.mark.parametrize("seed", range(6))
+def test_small_networks(seed: int, left: float) -> None:
+    generator = np.random.default_rng(seed)
+    neurons: list[Row] = []
+    for first, count in ((0, 2), (2, 4), (6, 4)):
+        for _ in range(4):
+            weights = generator.normal(size=count)
+            entries = dict(enumerate(weights.tolist(), start=first))
+            neurons.append((entries, float(generator.normal()) / 2))
+    row = dict(enumerate(generator.normal(size=4).tolist(), start=10))
+    rows = rows_of(neurons, [(row, 0.0)], left=left)
+    for width in (0.1, 0.5, 1.0, 3.0):
+        middle = generator.normal(size=2)
+        lower, upper = middle - width, middle + width
+        found = bound(rows, lower, upper, "nearest")
+        for _ in range(30):
+            point = generator.uniform(lower, upper)
+            line = [Fraction(a) * Fraction(x) for a, x in zip(found.slope[0, 0], point, strict=True)]
+            value = sum(line, Fraction(found.constant[0, 0]))
+            assert Fraction(found.lower[0, 0]) <= value <= exact_row(rows, point)

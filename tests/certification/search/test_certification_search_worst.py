@@ -14,12 +14,16 @@ from torch import Tensor, nn
 
 from tightrope.answer import Answer, Cause, Verdict
 from tightrope.box import Box
+from tightrope.certification.problem import Problem
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.search.clipping import KEPT, Boxes, clip
 from tightrope.certification.search.combining import combine
 from tightrope.certification.search.inputs import InputSearch, InputSettings
 from tightrope.certification.search.on_graph import GraphSearch
 from tightrope.certification.search.open_branches import OpenBranches
+from tightrope.certification.search.roots import find_root
+from tightrope.certification.search.together import decide_together
+from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.domains.boxes.bounding import RowBounds, smallest_values
 from tightrope.domains.branches.subproblems import Branches
@@ -308,3 +312,65 @@ def test_the_pool_gives_back_what_was_put_in() -> None:
         assert len(pool) == 5 and pool.lowest == 1.0
         taken = [pool.take(2)[2].flatten().tolist() for _ in range(3)]
         assert taken == [[1, 2], [0, 4], [3]] and len(pool) == 0
+
+
+def test_parts_of_the_first_box_are_searched() -> None:
+    search = unit_search(told(-1.0), [0])
+    assert not search.begin()
+    found = search.run(INF)
+    assert found.verdict is Verdict.UNKNOWN and found.cause is Cause.MEMORY
+
+
+def test_roots_are_strict() -> None:
+    """They are on the safe side of the exact value by no more than rounding errors."""
+    search = absolute(0.5)
+    box = Box(numbers(0.25, 0.25)[None], numbers(0.5, 0.5)[None])
+    relaxation = relax(search.relaxation.graph, box, effort=CROWN_IBP, rounding=ROUNDING)
+    root = find_root(relaxation, search.unsafe, deadline=Deadline())
+    assert 0 <= 1.0 - float(root.bounds) < 1e-12
+
+
+
+def test_leaves_and_others_in_one_batch() -> None:
+    """Beside a leaf, of which nothing is left to split, the others are split all the same."""
+    search = absolute(0.0)
+    search.begin(Deadline())
+    assert search.pool is not None
+    problems, bound, candidates = search.pool.take(1)
+    search.pool.add(problems, bound, torch.full_like(candidates, -1))
+    search.pool.add(problems, bound, candidates)
+    search._round(search.pool)
+    assert search.stuck == 1 and len(search.pool) == 2
+
+
+def many(fails: bool, margins: list[float]) -> tuple[Subject, list[Problem]]:
+    """Return problems `x + margin > 0` on [0, 1]."""
+    layer = nn.Linear(1, 1).double()
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+        layer.bias.zero_()
+    box = Box(numbers(0.0)[None], numbers(1.0)[None])
+    problems = [
+        Problem(box, box, Unsafe(torch.ones(1, 1).double(), numbers(m), torch.tensor([0])), lambda _: fails)
+        for m in margins
+    ]
+    return Subject.of(nn.Sequential(layer), (1,)), problems
+
+
+def test_points_of_many_problems_are_run_alone() -> None:
+    """What looks like a counterexample is one only if the network fails at it."""
+    margins = [1.0, 1.0, -0.5, 1.0]
+    found = decide_together(*many(False, margins), Deadline.after(1.0))
+    assert found is not None and found[0].verdict is not Verdict.FALSIFIED
+    found = decide_together(*many(True, margins), Deadline())
+    assert found is not None and found[0].verdict is Verdict.FALSIFIED and found[1] == 2
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_one_of_many_problems_is_open(place: int) -> None:
+    margins = [1.0] * 4
+    margins[place] = -0.5
+    found = decide_together(*many(False, margins), Deadline.after(1.0))
+    assert found is not None and found[0].verdict is Verdict.UNKNOWN
+    done = decide_together(*many(False, [1.0] * 4), Deadline())
+    assert done is not None and done[0].verdict is Verdict.VERIFIED
