@@ -172,7 +172,7 @@ def rows_on_graph(graph: Graph, box: Box, direction: str) -> RowBounds:
 @EACH_DIRECTION
 def test_graph_bounds_where_layers_cancel(direction: str) -> None:
     torch.manual_seed(0)
-    first, second = torch.rand(60, 1).double() + 1, torch.rand(1, 60).double() + 1
+    first, second = torch.rand(300, 1).double() + 1, torch.rand(1, 300).double() + 1
     second[0, -1] -= float(second @ first) / float(first[-1])
     graph = graph_of(linear(first.tolist()), linear(second.tolist()), inputs=1)
     box = box_of([1.0], [2.0])
@@ -231,7 +231,9 @@ def test_rows_on_an_interval(direction: str) -> None:
     box = Box(torch.tensor([[-1.0, 2.0]]).double(), torch.tensor([[3.0, 5.0]]).double())
     rows = torch.tensor([[1.0, -1.0], [-2.0, 1.0]], dtype=torch.float64)
     found = row_bounds(box, rows, rounding=ROUNDING)
-    assert (found <= torch.tensor([-6.0, -4.0])).all() and (found > torch.tensor([-6.1, -4.1])).all()
+    assert (found <= torch.tensor([-6.0, -4.0])).all() and (
+        found > torch.tensor([-6.1, -4.1])
+    ).all()
 
 
 def test_what_two_boxes_have_in_common() -> None:
@@ -244,10 +246,10 @@ def test_what_two_boxes_have_in_common() -> None:
 @EACH_DIRECTION
 def test_constants_of_layers_that_cancel(direction: str) -> None:
     torch.manual_seed(2)
-    for _ in range(10):
-        biases, second = torch.rand(30).double() + 1, torch.rand(1, 30).double() + 1
+    for _ in range(2):
+        biases, second = torch.rand(600).double() + 1, torch.rand(1, 600).double() + 1
         second[0, -1] -= float(second @ biases) / float(biases[-1])
-        first = linear([[1e-9]] * 30, biases.tolist())
+        first = linear([[1e-9]] * 600, biases.tolist())
         graph = graph_of(first, linear(second.tolist()), inputs=1)
         box = box_of([1e-9], [2e-9])
         check_corners(graph, box, condensed(graph, box, direction))

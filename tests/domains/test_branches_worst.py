@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 from adverse import DIRECTIONS, adverse
-from torch import nn
+from torch import Tensor, nn
 
 from tightrope.box import Box
 from tightrope.domains.branches.bounder import GraphBounder
@@ -64,7 +64,7 @@ def test_slopes_are_moved_back_into_their_limits(alpha: float, left: float) -> N
     assert bound >= -1 - Fraction(1, 10**12)
 
 
-@pytest.mark.parametrize("beta", [-5.0, -0.5, 0.0, 0.5, 5.0])
+@pytest.mark.parametrize("beta", [-5.0, -0.5, 0.0, 0.2, 0.5, 5.0])
 @pytest.mark.parametrize("weight", [1.0, -1.0])
 @pytest.mark.parametrize("left", [0.0, 0.25])
 @pytest.mark.parametrize("sign", [1, -1])
@@ -80,12 +80,22 @@ def test_multipliers_are_moved_back_into_their_limits(
         assert abs(bound - Fraction(min(slope * x for x in (-1.0, 2.0)))) < Fraction(1, 10**12)
 
 
+class Copies(nn.Module):
+    """Puts a value beside itself, so that many neurons read one input without any long sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x, x), 1)
+
+
 @EACH_DIRECTION
 def test_what_many_neurons_add(direction: str) -> None:
     """Each intercept but the first is rounded away beside it."""
-    count = 300
-    row = [-1.0, *[-0.99 * EPS] * count]
-    bounder = bounder_of(nn.ReLU(), row, lower=-2.0, upper=2.0)
+    graph = trace(nn.Sequential(*[Copies() for _ in range(9)], nn.ReLU()).double(), (1,)).detach()
+    box = Box(*(torch.full((1, 1), t, dtype=torch.float64) for t in (-2.0, 2.0)))
+    relaxation = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING)
+    row = [-1.0, *[-0.99 * EPS] * 511]
+    matrix = torch.tensor([row], dtype=torch.float64)
+    bounder = GraphBounder(relaxation, matrix, matrix.new_zeros(1))
     bound = strict(bounder, problem_of(bounder), direction)
     assert bound <= sum((Fraction(w) for w in row), Fraction(0)) * 2
 
@@ -108,8 +118,9 @@ def test_split_neurons_have_no_intercept() -> None:
 
 def test_chords_are_above() -> None:
     bounder = bounder_of(nn.ReLU(), [-1.0], lower=-1.0, upper=2.0)
-    bound = strict(bounder, problem_of(bounder, alpha=1.0))
-    assert -2 - Fraction(1, 10**12) <= bound <= -2
+    for alpha in (0.0, 1.0):
+        bound = strict(bounder, problem_of(bounder, alpha=alpha))
+        assert -2 - Fraction(1, 10**12) <= bound <= -2
 
 
 @EACH_DIRECTION

@@ -22,10 +22,8 @@ EACH_DIRECTION = pytest.mark.parametrize("direction", DIRECTIONS)
 Row = tuple[dict[int, float], float]
 
 
-def rows_of(
-    neurons: list[Row], rows: list[Row], *, slack: float = 0.0, left: float = 0.0
-) -> Rows:
-    """Return neurons, whose sources are inputs first and then each other, and rows of a property."""
+def rows_of(neurons: list[Row], rows: list[Row], *, slack: float = 0.0, left: float = 0.0) -> Rows:
+    """Return neurons, which read inputs and each other, and rows of a property."""
     every = neurons + rows
     count = [len(entries) for entries, _ in every]
     return Rows(
@@ -67,15 +65,13 @@ def bound(rows: Rows, lower: Array, upper: Array, direction: str) -> Found:
     return found
 
 
-def check(
-    rows: Rows, lower: Array, upper: Array, direction: str, *, off: Fraction = Fraction(0)
-) -> Found:
-    """Compare the line and its smallest value with the exact row at two corners, less what is off."""
+def check(rows: Rows, lower: Array, upper: Array, direction: str) -> Found:
+    """Compare the line and its smallest value with the exact row at two corners."""
     found = bound(rows, lower, upper, direction)
     constant, least = Fraction(found.constant[0, 0]), Fraction(found.lower[0, 0])
     for point in (lower, upper):
         terms = (Fraction(a) * Fraction(x) for a, x in zip(found.slope[0, 0], point, strict=True))
-        value = exact_row(rows, point) - off
+        value = exact_row(rows, point)
         assert sum(terms, constant) <= value
         assert least <= value
     return found
@@ -225,6 +221,8 @@ def test_small_networks(seed: int, left: float) -> None:
         found = bound(rows, lower, upper, "nearest")
         for _ in range(30):
             point = generator.uniform(lower, upper)
-            line = [Fraction(a) * Fraction(x) for a, x in zip(found.slope[0, 0], point, strict=True)]
+            line = [
+                Fraction(a) * Fraction(x) for a, x in zip(found.slope[0, 0], point, strict=True)
+            ]
             value = sum(line, Fraction(found.constant[0, 0]))
             assert Fraction(found.lower[0, 0]) <= value <= exact_row(rows, point)

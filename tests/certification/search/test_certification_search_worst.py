@@ -16,7 +16,7 @@ from tightrope.answer import Answer, Cause, Verdict
 from tightrope.box import Box
 from tightrope.certification.problem import Problem
 from tightrope.certification.properties import Unsafe
-from tightrope.certification.search.clipping import KEPT, Boxes, clip
+from tightrope.certification.search.clipping import KEPT, Boxes, clip, middles
 from tightrope.certification.search.combining import combine
 from tightrope.certification.search.inputs import InputSearch, InputSettings
 from tightrope.certification.search.on_graph import GraphSearch
@@ -74,19 +74,30 @@ def test_a_cut_behind_a_long_sum(direction: str, sign: float) -> None:
 def test_a_cut_among_subnormal_numbers(direction: str) -> None:
     for share in (3, 7, 11, 13):
         constant = -1e-9 / share
-        boxes = Boxes(numbers(0.0)[None], numbers(1e-300)[None], torch.ones(1, 1).bool())
+        boxes = Boxes(numbers(0.0)[None], numbers(1e-316)[None], torch.ones(1, 1).bool())
         with adverse(direction):
             found = clip(
-                boxes, lines(numbers(1e308)[None, None], numbers(constant)[None]), torch.zeros(1, 1).long()
+                boxes,
+                lines(numbers(1e308)[None, None], numbers(constant)[None]),
+                torch.zeros(1, 1).long(),
             )
-        assert Fraction(float(found.upper)) >= (Fraction(KEPT) - Fraction(constant)) / Fraction(1e308)
+        assert Fraction(float(found.upper)) >= (Fraction(KEPT) - Fraction(constant)) / Fraction(
+            1e308
+        )
 
 
 def test_a_cut_keeps_boxes_without_width() -> None:
     point = numbers(0.25, -1.0)[None]
     boxes = Boxes(point, point, torch.ones(1, 1).bool())
-    found = clip(boxes, lines(numbers(1.0, 1.0)[None, None], numbers(0.0)[None]), torch.zeros(1, 1).long())
+    found = clip(
+        boxes, lines(numbers(1.0, 1.0)[None, None], numbers(0.0)[None]), torch.zeros(1, 1).long()
+    )
     assert found.open.all() and torch.equal(found.lower, point) and torch.equal(found.upper, point)
+
+
+def test_middles_of_huge_numbers_lie_inside() -> None:
+    for low, high in ((1.6e308, 1.7e308), (-1.7e308, -1.6e308), (-1.7e308, 1.7e308)):
+        assert low < float(middles(numbers(low), numbers(high))) < high
 
 
 def test_what_is_not_a_number_cuts_nothing() -> None:
@@ -113,7 +124,9 @@ def test_combinations_at_the_point_where_rows_meet(direction: str) -> None:
             bounds = replace(lines(slope, constant), lower=smallest_values(slope, constant, *ends))
             with adverse(direction):
                 found = combine(bounds, *ends, torch.ones(1, 1).bool(), torch.tensor([[0, 1]]))
-            at = Fraction(float(found.slope[0, 2])) * Fraction(x) + Fraction(float(found.constant[0, 2]))
+            at = Fraction(float(found.slope[0, 2])) * Fraction(x) + Fraction(
+                float(found.constant[0, 2])
+            )
             assert at <= 1
             assert Fraction(float(found.lower[0, 2])) <= 1
             met += float(found.lower[0, 2]) > 0.9
@@ -235,13 +248,15 @@ def test_stuck_boxes_are_not_forgotten() -> None:
 # --- the search on the graph --------------------------------------------------------------------
 
 
-def absolute(margin: float, *, blind: bool = True) -> GraphSearch:
+def absolute(margin: float) -> GraphSearch:
     """Return the search of |x| + |y| + margin > 0 around zero; no point is a counterexample."""
-    module = nn.Sequential(nn.Linear(2, 4, bias=False), nn.ReLU(), nn.Linear(4, 1)).double()
+    first, last = nn.Linear(2, 4, bias=False), nn.Linear(4, 1)
     with torch.no_grad():
-        module[0].weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
-        module[2].weight.fill_(1.0)
-        module[2].bias.fill_(margin)
+        first.weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+        last.weight.fill_(1.0)
+        last = last.double()
+        last.bias.fill_(margin)
+    module = nn.Sequential(first, nn.ReLU(), last).double()
     graph = trace(module, (2,)).detach()
     box = Box(numbers(-1.0, -1.0)[None], numbers(0.75, 0.75)[None])
     relaxation = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING)
@@ -330,7 +345,6 @@ def test_roots_are_strict() -> None:
     assert 0 <= 1.0 - float(root.bounds) < 1e-12
 
 
-
 def test_leaves_and_others_in_one_batch() -> None:
     """Beside a leaf, of which nothing is left to split, the others are split all the same."""
     search = absolute(0.0)
@@ -351,7 +365,12 @@ def many(fails: bool, margins: list[float]) -> tuple[Subject, list[Problem]]:
         layer.bias.zero_()
     box = Box(numbers(0.0)[None], numbers(1.0)[None])
     problems = [
-        Problem(box, box, Unsafe(torch.ones(1, 1).double(), numbers(m), torch.tensor([0])), lambda _: fails)
+        Problem(
+            box,
+            box,
+            Unsafe(torch.ones(1, 1).double(), numbers(m), torch.tensor([0])),
+            lambda _: fails,
+        )
         for m in margins
     ]
     return Subject.of(nn.Sequential(layer), (1,)), problems
