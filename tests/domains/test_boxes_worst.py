@@ -224,10 +224,10 @@ def test_rows_on_an_interval(direction: str) -> None:
     with adverse(direction):
         found = row_bounds(Box(ends, ends), matrix, rounding=ROUNDING)
     assert Fraction(float(found)) <= 1 + (count - 1) * Fraction(1e-30)
-    tiny = torch.full((1, 1), -1e-200, dtype=torch.float64)
+    tiny = torch.full((1, 10), 0.9 * 2.0**-537, dtype=torch.float64)
     with adverse(direction):
-        found = row_bounds(Box(-tiny, -tiny), tiny, rounding=ROUNDING)
-    assert Fraction(float(found)) <= -(Fraction(1e-200) ** 2)
+        found = row_bounds(Box(tiny, tiny), -tiny / 2, rounding=ROUNDING)
+    assert Fraction(float(found)) <= -5 * Fraction(0.9 * 2.0**-537) ** 2
     box = Box(torch.tensor([[-1.0, 2.0]]).double(), torch.tensor([[3.0, 5.0]]).double())
     rows = torch.tensor([[1.0, -1.0], [-2.0, 1.0]], dtype=torch.float64)
     found = row_bounds(box, rows, rounding=ROUNDING)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tightrope.box import Box
 from tightrope.domains.branches.bounder import GraphBounder
 from tightrope.domains.branches.subproblems import Branches
+from tightrope.domains.branches.tightening import tighten
 from tightrope.domains.linear.crown import CROWN_IBP, relax
 from tightrope.graph import trace
 from tightrope.precision import ROUNDING
@@ -150,3 +151,21 @@ def test_lines_are_not_rounded() -> None:
     for k in range(1, 9):
         bounder = bounder_of(nn.ReLU(), [-1.0], lower=-0.1 * k, upper=0.3)
         assert strict(bounder, problem_of(bounder)) <= -Fraction(0.3)
+
+
+def test_neurons_bounded_again_keep_their_range() -> None:
+    """`10 relu(x) - 4.5` takes all of [-4.5, 5.5]."""
+    first, second = nn.Linear(1, 1).double(), nn.Linear(1, 1).double()
+    with torch.no_grad():
+        first.weight.fill_(1.0)
+        first.bias.zero_()
+        second.weight.fill_(10.0)
+        second.bias.fill_(-4.5)
+    graph = trace(nn.Sequential(first, nn.ReLU(), second, nn.ReLU()), (1,)).detach()
+    box = Box(*(torch.full((1, 1), t, dtype=torch.float64) for t in (-1.0, 1.0)))
+    relaxation = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING)
+    bounder = GraphBounder(relaxation, torch.ones(1, 1).double(), torch.zeros(1).double())
+    last = max(bounder.exact.layers)
+    (better,) = tighten(bounder, {last: torch.tensor([0])}, iterations=2)
+    found = better.relaxation.boxes[graph.nodes[last].inputs[0]]
+    assert float(found.lower) <= -4.5 and float(found.upper) >= 5.5

@@ -21,8 +21,8 @@ from tightrope.certification.search.combining import combine
 from tightrope.certification.search.inputs import InputSearch, InputSettings
 from tightrope.certification.search.on_graph import GraphSearch
 from tightrope.certification.search.open_branches import OpenBranches
-from tightrope.certification.search.roots import find_root
-from tightrope.certification.search.together import decide_together
+from tightrope.certification.search.roots import find_root, open_rows
+from tightrope.certification.search.together import alike, decide_together
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.domains.boxes.bounding import RowBounds, smallest_values
@@ -81,6 +81,7 @@ def test_a_cut_among_subnormal_numbers(direction: str) -> None:
                 lines(numbers(1e308)[None, None], numbers(constant)[None]),
                 torch.zeros(1, 1).long(),
             )
+        assert found.open.all()
         assert Fraction(float(found.upper)) >= (Fraction(KEPT) - Fraction(constant)) / Fraction(
             1e308
         )
@@ -393,3 +394,16 @@ def test_one_of_many_problems_is_open(place: int) -> None:
     assert found is not None and found[0].verdict is Verdict.UNKNOWN
     done = decide_together(*many(False, [1.0] * 4), Deadline())
     assert done is not None and done[0].verdict is Verdict.VERIFIED
+
+
+def test_rows_of_zero_stay_open() -> None:
+    assert open_rows(numbers(0.0, 1.0), torch.tensor([0, 1])).tolist() == [0]
+    assert open_rows(numbers(-0.0, INF), torch.tensor([0, 1])).tolist() == [0, 1]
+
+
+def test_problems_of_other_groups_are_not_alike() -> None:
+    _, problems = many(False, [1.0] * 4)
+    assert alike(problems)
+    unsafe = problems[0].unsafe
+    other = Unsafe(unsafe.matrix, unsafe.offset, unsafe.group + 1)
+    assert not alike([*problems, replace(problems[0], unsafe=other)])
