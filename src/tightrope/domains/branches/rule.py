@@ -106,6 +106,8 @@ class BranchRule:
         state.add_number(gained.sum(1))
         if state.magnitudes is not None:
             # A product and a sum for each coefficient; products and their sum for the constants.
+            # Where a multiplier cancels a product, what that was rounded by is among the eight
+            # roundings that `growth` counts for the operation behind, to spare.
             before = state.magnitudes[state.graph.nodes[i].inputs[0]]
             state.lose(through.abs() @ before.flatten(), 4 * state.rounding)
             state.lose(gained.abs().sum(1), growth(len(layer.places), state.rounding))

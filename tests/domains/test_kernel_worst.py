@@ -1,0 +1,228 @@
+"""The compiled loop where its rounding errors are as large as they can be, against fractions.
+
+Rows are written by hand, without any slack: nothing else covers what the loop itself rounds.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from adverse import DIRECTIONS, adverse
+
+from tightrope.domains.boxes import kernel
+from tightrope.domains.boxes.kernel import Array, Found, Rows
+
+EPS = 2.0**-52
+MANY = 400
+EACH_DIRECTION = pytest.mark.parametrize("direction", DIRECTIONS)
+
+# The sources of a row with their weights, and its bias.
+Row = tuple[dict[int, float], float]
+
+
+def rows_of(neurons: list[Row], rows: list[Row], *, slack: float = 0.0, left: float = 0.0) -> Rows:
+    """Return neurons, which read inputs and each other, and rows of a property."""
+    every = neurons + rows
+    count = [len(entries) for entries, _ in every]
+    return Rows(
+        len(neurons),
+        np.cumsum([0, *count]).astype(np.int64),
+        np.array([j for entries, _ in every for j in entries], np.int64),
+        np.array([w for entries, _ in every for w in entries.values()], np.float64),
+        np.array([bias for _, bias in every], np.float64),
+        np.full(len(every), slack),
+        np.full(len(every), left),
+    )
+
+
+def exact_row(rows: Rows, point: Array) -> Fraction:
+    """Return the value of the one row of the property at a point."""
+    values = [Fraction(x) for x in point.tolist()]
+    for i in range(len(rows.bias)):
+        span = range(rows.pointer[i], rows.pointer[i + 1])
+        terms = (Fraction(rows.weight[p]) * values[rows.source[p]] for p in span)
+        value = sum(terms, Fraction(rows.bias[i]))
+        values.append(value if value >= 0 or i == rows.neurons else Fraction(rows.left[i]) * value)
+    return values[-1]
+
+
+def bound(rows: Rows, lower: Array, upper: Array, direction: str) -> Found:
+    """Bound the rows on one box, all operations rounded in one direction."""
+    inputs, count = len(lower), len(rows.bias) - rows.neurons
+    room = kernel.make_room(rows, inputs, (rows.neurons + 1) * (inputs + 1 + rows.neurons))
+    found = Found(
+        np.empty((1, count, inputs)),
+        np.empty((1, count)),
+        np.empty((1, count)),
+        np.empty((1, count, inputs)),
+        np.empty(1, np.int64),
+    )
+    kernel.bound_boxes(lower[None], upper[None], rows, room, found)  # is compiled before it counts
+    with adverse(direction):
+        kernel.bound_boxes(lower[None], upper[None], rows, room, found)
+    return found
+
+
+def check(rows: Rows, lower: Array, upper: Array, direction: str) -> Found:
+    """Compare the line and its smallest value with the exact row at two corners."""
+    found = bound(rows, lower, upper, direction)
+    constant, least = Fraction(found.constant[0, 0]), Fraction(found.lower[0, 0])
+    for point in (lower, upper):
+        terms = (Fraction(a) * Fraction(x) for a, x in zip(found.slope[0, 0], point, strict=True))
+        value = exact_row(rows, point)
+        assert sum(terms, constant) <= value
+        assert least <= value
+    return found
+
+
+def test_nothing_is_reordered() -> None:
+    for function in (kernel.bound_boxes, kernel.compose, kernel.substitute, kernel.growth):
+        assert function.targetoptions["fastmath"] == {"contract"}
+
+
+def small_terms(first: int) -> Row:
+    """Return the sum of many inputs in units that disappear beside 1."""
+    return dict.fromkeys(range(first, first + MANY), 1e-30), 1e-20
+
+
+@EACH_DIRECTION
+def test_the_smallest_value_of_a_long_sum(direction: str) -> None:
+    ones = np.ones(MANY)
+    check(rows_of([small_terms(0)], [({MANY: 1.0}, 1.0)]), ones, ones, direction)
+
+
+@EACH_DIRECTION
+def test_the_sign_of_a_long_sum(direction: str) -> None:
+    """A neuron that is negative somewhere, by less than many sums may be off, is not passed on."""
+    last = MANY
+    lower, upper = np.ones(MANY + 1), np.ones(MANY + 1)
+    lower[last] = 0.5
+    sign = ({MANY + 1: 1.0, last: -(1 + MANY // 2 * EPS)}, 1.0)
+    rows = rows_of([small_terms(0), sign], [({MANY + 2: -1.0}, 0.0)])
+    found = check(rows, lower, upper, direction)
+    assert found.bent[0] == 1
+
+
+@EACH_DIRECTION
+def test_coefficients_of_many_forms(direction: str) -> None:
+    neurons: list[Row] = [({0: 1.0}, 0.0)] * MANY
+    row: dict[int, float] = {0: 1.0, **dict.fromkeys(range(1, MANY + 1), 1e-30)}
+    check(rows_of(neurons, [(row, 0.0)]), np.ones(1), 2 * np.ones(1), direction)
+
+
+@EACH_DIRECTION
+def test_coefficients_of_many_bent_neurons(direction: str) -> None:
+    neurons: list[Row] = [({0: 1.0}, 0.1)] * MANY
+    neurons.append((dict.fromkeys(range(1, MANY + 1), 1e-30), 1e-20))
+    rows = rows_of(neurons, [({0: 1.0, MANY + 1: 1.0}, 0.0)])
+    found = check(rows, -np.ones(1), np.ones(1), direction)
+    assert found.bent[0] == MANY
+
+
+@EACH_DIRECTION
+def test_forms_that_cancel(direction: str) -> None:
+    """What is left of a sum may be smaller than what was rounded in it."""
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        weights, factors = generator.uniform(1, 2, (2, 9))
+        neurons: list[Row] = [({0: w}, 0.0) for w in weights.tolist()]
+        row = {0: -float(weights @ factors)}
+        row.update({k + 1: f for k, f in enumerate(factors.tolist())})
+        check(rows_of(neurons, [(row, 0.0)]), np.ones(1), 2 * np.ones(1), direction)
+
+
+@EACH_DIRECTION
+@pytest.mark.parametrize("left", [0.0, 0.1])
+def test_lines_of_bent_neurons(direction: str, left: float) -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        ends = generator.uniform(0.1, 1, 2) * 10.0 ** generator.integers(-5, 5, 2)
+        for weight in (1.0, -1.0):
+            rows = rows_of([({0: 1.0}, 0.0)], [({1: weight}, 0.0)], left=left)
+            check(rows, -ends[:1], ends[1:], direction)
+
+
+@EACH_DIRECTION
+@pytest.mark.parametrize("weight", [1.0, -1.0])
+@pytest.mark.parametrize("shift", [-1.0, 0.0, 1.0])
+def test_slack_of_neurons_counts(direction: str, weight: float, shift: float) -> None:
+    """Passed on, bent or zero: each value may be off by what its row is."""
+    rows = rows_of([({0: 1.0}, 3 * shift)], [({1: weight}, 0.0)], slack=0.25)
+    off = Fraction(1, 4) + (Fraction(1, 4) if shift > 0 or (shift == 0 and weight > 0) else 0)
+    found = bound(rows, -np.ones(1), 2 * np.ones(1), direction)
+    line = [Fraction(found.slope[0, 0, 0]) * x + Fraction(found.constant[0, 0]) for x in (-1, 2)]
+    if shift > 0:
+        assert line[0] <= weight * 2 - off and line[1] <= weight * 5 - off
+    elif shift == 0 and weight > 0:
+        assert line[1] <= 2 - off and line[0] <= -off
+    else:
+        # The chord of [-1.25, 2.25], or nothing; the slack of what bends counts by its slope.
+        assert line[1] <= (-2 if shift == 0 else 0) - Fraction(1, 4)
+        assert shift < 0 or line[1] <= -2 - Fraction(1, 4) - Fraction(9, 14) * Fraction(1, 4)
+
+
+@EACH_DIRECTION
+def test_what_is_rounded_in_losses(direction: str) -> None:
+    """Losses far larger than the numbers themselves add up to no less than their sum."""
+    weights = [0.1 + 0.01 * k for k in range(60)]
+    neurons: list[Row] = [({0: 1.0}, 0.0)] * 60
+    rows = rows_of(neurons, [({k + 1: w for k, w in enumerate(weights)}, 0.0)])
+    room = kernel.make_room(rows, 1, 2)
+    room.kind[:], room.factor[:], room.length[:], room.begin[:] = kernel.PASSED, 1.0, 2, 0
+    room.forms[:], room.size[:], room.loss[:] = 0.0, 0.0, 0.7
+    with adverse(direction):
+        _, loss, _ = kernel.compose(60, np.ones(1), np.ones(1), rows, room)
+    assert Fraction(loss) >= sum(map(Fraction, weights), Fraction(0)) * Fraction(0.7)
+
+
+@EACH_DIRECTION
+def test_products_that_vanish(direction: str) -> None:
+    """A coefficient too small for a float counts where the input is large."""
+    rows = rows_of([({0: 1e-200}, 2e-100)], [({1: 1e-150}, -2e-250)])
+    check(rows, -np.full(1, 1e100), np.full(1, 1e100), direction)
+
+
+@EACH_DIRECTION
+def test_constants_that_cancel(direction: str) -> None:
+    generator = np.random.default_rng(2)
+    for _ in range(20):
+        biases, factors = generator.uniform(1, 2, (2, 9))
+        neurons: list[Row] = [({0: 1e-9}, b) for b in (*biases.tolist(), 1.0)]
+        weights = [*factors.tolist(), -float(biases @ factors)]
+        row = {k + 1: f for k, f in enumerate(weights)}
+        check(rows_of(neurons, [(row, 0.0)]), np.zeros(1), np.ones(1) * 1e-9, direction)
+
+
+def test_a_sign_within_the_slack_is_open() -> None:
+    rows = rows_of([({0: 1.0}, 0.0)], [({1: -1.0}, 0.0)], slack=0.25)
+    for end in (0.125, -0.125):
+        lower, upper = min(end, 8 * end), max(end, 8 * end)
+        found = bound(rows, np.full(1, lower), np.full(1, upper), "nearest")
+        assert found.bent[0] == 1
+
+
+@pytest.mark.parametrize("left", [0.0, 0.25])
+@pytest.mark.parametrize("seed", range(6))
+def test_small_networks(seed: int, left: float) -> None:
+    generator = np.random.default_rng(seed)
+    neurons: list[Row] = []
+    for first, count in ((0, 2), (2, 4), (6, 4)):
+        for _ in range(4):
+            weights = generator.normal(size=count)
+            entries = dict(enumerate(weights.tolist(), start=first))
+            neurons.append((entries, float(generator.normal()) / 2))
+    row = dict(enumerate(generator.normal(size=4).tolist(), start=10))
+    rows = rows_of(neurons, [(row, 0.0)], left=left)
+    for width in (0.1, 0.5, 1.0, 3.0):
+        middle = generator.normal(size=2)
+        lower, upper = middle - width, middle + width
+        found = bound(rows, lower, upper, "nearest")
+        for _ in range(30):
+            point = generator.uniform(lower, upper)
+            line = [
+                Fraction(a) * Fraction(x) for a, x in zip(found.slope[0, 0], point, strict=True)
+            ]
+            value = sum(line, Fraction(found.constant[0, 0]))
+            assert Fraction(found.lower[0, 0]) <= value <= exact_row(rows, point)
