@@ -28,8 +28,14 @@ pytestmark = [
 ]
 
 # Operators that are known only to be refused, and those that PyTorch's rewriting may introduce.
-REFUSED = {"reciprocal", "max_pool2d_with_indices", "fill", "copy", "index"}
-RARE = {"_to_copy", "_unsafe_view", "feature_alpha_dropout", "alpha_dropout", "constant_pad_nd"}
+REFUSED = {
+    *("reciprocal", "max_pool2d_with_indices", "fill", "copy", "index"),
+    *("slice_scatter", "select_scatter"),
+}
+RARE = {
+    *("_to_copy", "_unsafe_view", "feature_alpha_dropout", "alpha_dropout", "constant_pad_nd"),
+    *("contiguous", "detach_"),
+}
 
 
 def fresh_points(module: Written, seed: str) -> Tensor:
