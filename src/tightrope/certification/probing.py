@@ -25,7 +25,8 @@ def spread_points(box: Box, count: int) -> Tensor:
     if 0 < len(varying) <= torch.quasirandom.SobolEngine.MAXDIM:
         seed = int(torch.randint(1 << 30, ()))
         engine = torch.quasirandom.SobolEngine(len(varying), scramble=True, seed=seed)
-        shares = torch.cat((shares, engine.draw(count).to(lower)))
+        # By default they would be of torch's default type, which may be one it cannot draw.
+        shares = torch.cat((shares, engine.draw(count, dtype=torch.float32).to(lower)))
     points = lower.repeat(len(shares), 1)
     width = (upper - lower)[:, varying]
     points[:, varying] += shares * width
