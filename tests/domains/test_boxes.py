@@ -222,6 +222,7 @@ def test_forms_that_do_not_fit_prove_nothing() -> None:
     bounder.capacity = 50
     found = bounder(box.lower, box.upper)
     assert (found.lower == -torch.inf).all() and (found.slope == 0).all()
+    assert (found.constant == -torch.inf).all()
 
 
 def test_smallest_values_are_below_all_values() -> None:

@@ -187,8 +187,8 @@ def test_products_that_vanish(direction: str) -> None:
 @EACH_DIRECTION
 def test_constants_that_cancel(direction: str) -> None:
     generator = np.random.default_rng(2)
-    for _ in range(20):
-        biases, factors = generator.uniform(1, 2, (2, 9))
+    for _ in range(2):
+        biases, factors = generator.uniform(1, 2, (2, 1600))
         neurons: list[Row] = [({0: 1e-9}, b) for b in (*biases.tolist(), 1.0)]
         weights = [*factors.tolist(), -float(biases @ factors)]
         row = {k + 1: f for k, f in enumerate(weights)}
