@@ -119,10 +119,9 @@ def bound_nodes(subject: Subject, opened: OpenProblem, effort: Effort = ALPHA) -
     graph, box = subject.exact, opened.problem.outer
     if opened.nodes is not None and opened.effort in (None, effort, ALPHA):
         return relaxed(graph, dict(opened.nodes), rounding=ROUNDING)
-    if effort is not CROWN_IBP and reducible(graph):
-        rough = bound_nodes(subject, opened, CROWN_IBP) if opened.nodes is None else None
-        rough = rough or relaxed(graph, dict(opened.nodes or {}), rounding=ROUNDING)
-        if opened.effort is CROWN_IBP and not reduction_fits(rough) and _mostly_decided(rough):
+    if effort is not CROWN_IBP and opened.effort is not CROWN and reducible(graph):
+        rough = bound_nodes(subject, opened, CROWN_IBP)
+        if not reduction_fits(rough) and _mostly_decided(rough):
             return rough
     found = relax(graph, box, effort=effort, rounding=ROUNDING, known=opened.nodes)
     opened.nodes, opened.effort = found.known(0), effort
@@ -149,7 +148,8 @@ def branch_and_bound(
         found = _run(search, Deadline.after(deadline.left / 2))
         if found.cause is not Cause.TIME or deadline.left <= 0:
             return found
-        return branch_and_bound(subject, opened, deadline, replace(choices, split="relu"))
+        other = branch_and_bound(subject, opened, deadline, replace(choices, split="relu"))
+        return replace(other, subproblems=found.subproblems + other.subproblems)
     if search is not None:
         found = _run(search, deadline)
         if isinstance(search, InputSearch):
