@@ -42,7 +42,8 @@ class Answer:
     `counterexample` is an input in the exact set at which the original network fails; `bound` a
     proved lower bound on the worst margin (None: no proof came about); `stage` is what decided, or
     the last one tried; `cause` and `reason` say why nothing did; `subproblems` counts the parts
-    that a search looked at; `outputs` are those of an ONNX file at the counterexample.
+    that a search looked at; `outputs` are those of an ONNX file at the counterexample; `note` says
+    how the question was read, where that is not plain.
     """
 
     verdict: Verdict = Verdict.UNKNOWN
@@ -54,6 +55,7 @@ class Answer:
     cause: Cause | None = None
     details: str = ""
     outputs: Tensor | None = None
+    note: str = ""
 
     def __bool__(self) -> bool:
         return self.verdict is Verdict.VERIFIED

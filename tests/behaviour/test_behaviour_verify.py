@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -94,6 +95,7 @@ def test_timeout(commands: Commands, tmp_path: Path) -> None:
     assert answer(outcome) == "timeout" and outcome.out == "timeout\n"
     # On a slow machine it is over before the search begins.
     ends = ("subproblems open", "boxes open", "had not ended", "not all of the input boxes")
+    ends += ("not read to their end", "not bounded to its end")
     assert any(end in outcome.err for end in ends)
 
 
@@ -117,11 +119,19 @@ def test_choices_that_are_none(commands: Commands, files: tuple[Path, Path], opt
     refuse(commands, *files, option, "inptu", ":", "inptu")
 
 
-def test_a_box_between_two_floats_is_unknown(commands: Commands, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("level", "word"), [("1", "sat"), ("0.1", "unknown"), ("0.0999999999", "unsat")]
+)
+def test_a_box_between_two_floats(
+    commands: Commands, tmp_path: Path, level: str, word: str
+) -> None:
+    """The float nearest to 0.1 lies above it: at 0.1 itself, neither is the answer."""
     onnx = write_onnx(tmp_path / "net.onnx", ([[1.0]], [0.0]), ([[1.0]], [0.0]))
-    vnnlib = write_vnnlib(tmp_path / "p.vnnlib", [("0.1", "0.1")], 1, "(<= Y_0 1)")
+    vnnlib = write_vnnlib(tmp_path / "p.vnnlib", [("0.1", "0.1")], 1, f"(<= Y_0 {level})")
     outcome = commands.run("verify", onnx, vnnlib)
-    assert answer(outcome) == "unknown" and "too thin" in outcome.err
+    assert answer(outcome) == word and "1 input was fixed at the nearest float32" in outcome.err
+    if word == "sat":
+        assert f"(X_0 {Decimal(float(np.float32(0.1)))})" in outcome.out
 
 
 def test_json(commands: Commands, tmp_path: Path) -> None:

@@ -174,13 +174,15 @@ def verify_and_tell(
         network = read_onnx(Path(onnx), deadline)
         specification = read_vnnlib(Path(vnnlib), deadline)
         _check_sizes(network, specification, Path(onnx), Path(vnnlib))
+        specification = specification.for_type(network.dtype)
         network.check(_some_boxes(network, specification), deadline)
     except OutOfTimeError:
         answer = undecided(Cause.TIME, NOT_READ)
         return dataclasses.replace(answer, stage="input", seconds=time.monotonic() - started), None
     subject = Subject(network.graph, network.run)
     answer, case = _decide_cases(subject, network, specification, deadline, seed, choices)
-    answer = dataclasses.replace(answer, seconds=time.monotonic() - started)
+    note = _note(specification, network.dtype)
+    answer = dataclasses.replace(answer, seconds=time.monotonic() - started, note=note)
     if answer.counterexample is None or case is None:
         return answer, None
     outputs = network.run(answer.counterexample[None])[0]
@@ -219,6 +221,19 @@ def _decide_cases(
     known = bound if math.isfinite(bound) and opened is None else None
     answer = found if opened is None else opened
     return dataclasses.replace(answer, bound=known, subproblems=subproblems), None
+
+
+def _note(specification: Specification, dtype: torch.dtype) -> str:
+    """Say which inputs have the value of a float because no float lies between their bounds."""
+    fixed = {i for case in specification.cases for i in case.fixed}
+    if not fixed:
+        return ""
+    name = str(dtype).removeprefix("torch.")
+    what = "input was" if len(fixed) == 1 else "inputs were"
+    return (
+        f"{len(fixed)} {what} fixed at the nearest {name}, since none lies between the bounds; "
+        "what is proved holds for that value and for all between the bounds"
+    )
 
 
 def _some_boxes(network: OnnxNetwork, specification: Specification) -> list[Box]:

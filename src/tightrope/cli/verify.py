@@ -56,6 +56,7 @@ def verify(
                 "domains": found.subproblems,
                 "bound": found.bound,
                 "reason": found.reason,
+                "note": found.note,
                 "counterexample": text if counterexample is None else str(counterexample),
             }
         )
@@ -63,8 +64,8 @@ def verify(
     click.echo(competition_word(found))
     if text is not None and counterexample is None:
         click.echo(text)
-    if found.reason:
-        click.echo(printable(found.reason), err=True)
+    for text in filter(None, (found.reason, found.note)):
+        click.echo(printable(text), err=True)
 
 
 def competition_word(found: Answer) -> str:

@@ -169,3 +169,57 @@ def test_counterexamples_survive_the_text(bounds, data) -> None:
 def test_damaged_counterexamples(text: str) -> None:
     with pytest.raises(UserError, match="counterexample"):
         parse_counterexample(text)
+
+
+class TestThinBoxes:
+    """Inputs between whose bounds no float lies have the nearest one."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_the_nearest_float_counts_and_the_hull_is_proved(self, dtype: torch.dtype) -> None:
+        low, high = Fraction(1, 3), Fraction(1, 3) + Fraction(1, 10**20)
+        case = Case((Fraction(0), low), (Fraction(1), high), ()).for_type(dtype)
+        value = Fraction(torch.tensor(1 / 3, dtype=dtype).item())
+        assert case.fixed == {1: value}
+        assert (case.lower[1], case.upper[1]) == (min(low, value), max(high, value))
+        inner, outer = case.inner(dtype), case.outer()
+        assert inner.lower[0, 1] == inner.upper[0, 1] == float(value)
+        assert Fraction(outer.lower[0, 1].item()) <= min(low, value)
+        assert Fraction(outer.upper[0, 1].item()) >= max(high, value)
+        assert case.contains([0.5, float(value)])
+        other = torch.nextafter(
+            torch.tensor(float(value), dtype=dtype), torch.tensor(2.0).to(dtype)
+        )
+        assert not case.contains([0.5, other.item()])
+        assert not case.contains([1.5, float(value)])
+
+    def test_strict_bounds_without_a_float_between(self) -> None:
+        after = Fraction(math.nextafter(1.0, 2.0))
+        case = Case((Fraction(1),), (after,), (), frozenset([0]), frozenset([0]))
+        fixed = case.for_type(torch.float64)
+        assert fixed.fixed[0] in (1, after) and not fixed.open_lower and not fixed.open_upper
+        assert (fixed.lower, fixed.upper) == (case.lower, case.upper)
+
+    @given(
+        middle=st.floats(-1e30, 1e30, allow_subnormal=True),
+        parts=st.tuples(st.integers(0, 1000), st.integers(0, 1000)),
+        opened=st.tuples(st.booleans(), st.booleans()),
+    )
+    @settings(max_examples=300)
+    def test_only_boxes_without_floats_are_changed(
+        self, middle: float, parts: tuple[int, int], opened: tuple[bool, bool]
+    ) -> None:
+        """Widths around a step of float32: what has a float inside stays as it is."""
+        step = Fraction(abs(middle)) / 2**26 + Fraction(1, 10**46)
+        low = Fraction(middle) - step * parts[0] / 100
+        high = Fraction(middle) + step * parts[1] / 100
+        if low == high:
+            opened = (False, False)
+        ends = [frozenset([0]) if side else frozenset() for side in opened]
+        case = Case((low,), (high,), (), *ends)
+        fixed = case.for_type(torch.float32)
+        assert (fixed is case) == (case.inner() is not None)
+        inner = fixed.inner()
+        assert inner is not None
+        value = Fraction(inner.lower.item())
+        assert fixed.lower[0] <= value <= fixed.upper[0]
+        assert fixed.lower[0] <= low and fixed.upper[0] >= high

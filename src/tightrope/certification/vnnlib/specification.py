@@ -8,8 +8,8 @@ from outside for proofs and from inside for counterexamples.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ from torch import Tensor
 from tightrope.box import Box
 
 LARGEST_CONSTANT = Fraction(2**1000)  # float64 ends at 2 ** 1024
+# Between bounds that are further apart than that, relative to their size, there is a float32.
+_WIDE = 2.0**-22
 
 
 class Row(NamedTuple):
@@ -94,6 +96,7 @@ class Case:
     """An input box and a disjunction: the counterexamples are where any conjunction holds.
 
     The inputs in `open_lower` and `open_upper` may not reach their bound (strict inequalities).
+    Those in `fixed` have that value at counterexamples; their bounds contain it.
     """
 
     lower: tuple[Fraction, ...]
@@ -101,6 +104,49 @@ class Case:
     unsafe: tuple[Conjunction, ...]
     open_lower: frozenset[int] = frozenset()
     open_upper: frozenset[int] = frozenset()
+    fixed: Mapping[int, Fraction] = field(default_factory=dict)
+
+    def for_type(self, dtype: torch.dtype) -> Case:
+        """Return the case for inputs of a floating-point type.
+
+        An input between whose bounds no such number lies is meant to have one value: that of the
+        nearest number. Proofs are over the hull of it and the bounds, counterexamples have the
+        number, so that there can never be both.
+        """
+        thin = self._thin(dtype)
+        if not thin:
+            return self
+        lower, upper = list(self.lower), list(self.upper)
+        for i, value in thin.items():
+            lower[i], upper[i] = min(lower[i], value), max(upper[i], value)
+        return replace(
+            self,
+            lower=tuple(lower),
+            upper=tuple(upper),
+            open_lower=self.open_lower - thin.keys(),
+            open_upper=self.open_upper - thin.keys(),
+            fixed=thin,
+        )
+
+    def _thin(self, dtype: torch.dtype) -> dict[int, Fraction]:
+        """Return the inputs between whose bounds no float lies, with the nearest one."""
+        sides = ([*map(float, side)] for side in (self.lower, self.upper))
+        low, high = (torch.tensor(side, dtype=torch.float64) for side in sides)
+        scale = torch.maximum(low.abs(), high.abs()).clamp(min=torch.finfo(torch.float32).tiny)
+        near = (high - low <= _WIDE * scale).nonzero()[:, 0].tolist()
+        above, below = (
+            _round([side[i] for i in near], dtype, up=up, past=_places(near, opened)).tolist()
+            for side, opened, up in (
+                (self.lower, self.open_lower, True),
+                (self.upper, self.open_upper, False),
+            )
+        )
+        thin = {}
+        for i, over, under in zip(near, above, below, strict=True):
+            if over > under:
+                middle = (self.lower[i] + self.upper[i]) / 2
+                thin[i] = min(Fraction(under), Fraction(over), key=lambda v: abs(v - middle))
+        return thin
 
     def outer(self, dtype: torch.dtype = torch.float64) -> Box:
         """Return a box of shape (1, inputs) that contains the exact one."""
@@ -111,6 +157,8 @@ class Case:
         """Return the largest box of floats inside the exact one; None if no float fits in."""
         lower = _round(self.lower, dtype, up=True, past=self.open_lower)
         upper = _round(self.upper, dtype, up=False, past=self.open_upper)
+        for i, value in self.fixed.items():
+            lower[i] = upper[i] = float(value)
         return Box(lower[None], upper[None]) if bool((lower <= upper).all()) else None
 
     def unsafe_at(self, outputs: Sequence[float]) -> bool:
@@ -128,6 +176,8 @@ class Case:
 
     def admits(self, index: int, value: Fraction) -> bool:
         """Return whether an exact value of one input lies within its bounds."""
+        if index in self.fixed:
+            return value == self.fixed[index]
         above = value > self.lower[index] or (
             value == self.lower[index] and index not in self.open_lower
         )
@@ -144,6 +194,15 @@ class Specification:
     cases: tuple[Case, ...]
     inputs: int
     outputs: int
+
+    def for_type(self, dtype: torch.dtype) -> Specification:
+        """Return the specification for inputs of a floating-point type (see `Case.for_type`)."""
+        return replace(self, cases=tuple(case.for_type(dtype) for case in self.cases))
+
+
+def _places(indices: Sequence[int], members: frozenset[int]) -> frozenset[int]:
+    """Return where in a list of indices those of a set stand."""
+    return frozenset(place for place, index in enumerate(indices) if index in members)
 
 
 def _round(
