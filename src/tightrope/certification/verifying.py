@@ -37,12 +37,13 @@ from tightrope.certification.vnnlib import (
     format_counterexample,
     read_vnnlib,
 )
+from tightrope.certification.vnnlib.joining import Files, Joined, join
 from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
 from tightrope.errors import UserError, shorten
 from tightrope.graph import Graph
 from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
 from tightrope.nets.onnx.check import evenly
-from tightrope.nets.onnx.importing import OnnxNetwork, read_onnx
+from tightrope.nets.onnx.importing import OnnxNetwork
 from tightrope.precision import full_precision
 from tightrope.radius import Radius
 from tightrope.runs.examination import check_seed
@@ -145,7 +146,7 @@ def examine_network(network: Network, input_shape: tuple[int, ...], box: Box) ->
 
 
 def verify_file(
-    onnx: Path | str,
+    onnx: Files,
     vnnlib: Path | str,
     *,
     timeout: float = 60.0,
@@ -155,15 +156,16 @@ def verify_file(
 ) -> Answer:
     """Decide a VNN-LIB property of an ONNX network: `verified` if it has no counterexample.
 
-    A file that describes several input boxes has a counterexample if one of them has. `split` says
-    what a search takes apart (auto, input, relu), `branching` by which rule it chooses neurons.
+    A file that describes several input boxes has a counterexample if one of them has. Where it
+    declares several networks, `onnx` has the file of each by name. `split` says what a search takes
+    apart (auto, input, relu), `branching` by which rule it chooses neurons.
     """
     choices = check_choices(split, branching)
     return verify_and_tell(onnx, vnnlib, timeout=timeout, seed=seed, choices=choices)[0]
 
 
 def verify_and_tell(
-    onnx: Path | str, vnnlib: Path | str, *, timeout: float, seed: int, choices: Choices = CHOICES
+    onnx: Files, vnnlib: Path | str, *, timeout: float, seed: int, choices: Choices = CHOICES
 ) -> tuple[Answer, str | None]:
     """As `verify_file`, with the text of a counterexample in the format of the competition."""
     check_timeout(timeout)
@@ -171,29 +173,28 @@ def verify_and_tell(
     started = time.monotonic()
     deadline = Deadline.after(timeout)
     try:
-        network = read_onnx(Path(onnx), deadline)
         specification = read_vnnlib(Path(vnnlib), deadline)
-        _check_sizes(network, specification, Path(onnx), Path(vnnlib))
+        network = join(specification, onnx, Path(vnnlib), deadline)
         specification = specification.for_type(network.dtype)
         network.check(_some_boxes(network, specification), deadline)
     except OutOfTimeError:
         answer = undecided(Cause.TIME, NOT_READ)
         return dataclasses.replace(answer, stage="input", seconds=time.monotonic() - started), None
-    subject = Subject(network.graph, network.run)
+    subject = Subject(network.graph(), network.run)
     answer, case = _decide_cases(subject, network, specification, deadline, seed, choices)
     note = _note(specification, network.dtype)
     answer = dataclasses.replace(answer, seconds=time.monotonic() - started, note=note)
     if answer.counterexample is None or case is None:
         return answer, None
-    outputs = network.run(answer.counterexample[None])[0]
+    outputs = network.run(answer.counterexample[None])[0, : specification.outputs]
     point, values = (t.flatten().double().tolist() for t in (answer.counterexample, outputs))
-    text = format_counterexample(case, point, values)
+    text = format_counterexample(specification, case, point, values)
     return dataclasses.replace(answer, outputs=outputs), text
 
 
 def _decide_cases(
     subject: Subject,
-    network: OnnxNetwork,
+    network: Joined,
     specification: Specification,
     deadline: Deadline,
     seed: int,
@@ -236,25 +237,14 @@ def _note(specification: Specification, dtype: torch.dtype) -> str:
     )
 
 
-def _some_boxes(network: OnnxNetwork, specification: Specification) -> list[Box]:
+def _some_boxes(network: Joined, specification: Specification) -> list[Box]:
     """Return a few of a property's boxes, evenly chosen."""
     chosen = evenly(specification.cases, CHECKED_BOXES)
     return [case.outer().map(lambda t: t.view(1, *network.input_shape)) for case in chosen]
 
 
-def _check_sizes(
-    network: OnnxNetwork, specification: Specification, onnx: Path, vnnlib: Path
-) -> None:
-    inputs = math.prod(network.input_shape)
-    if (specification.inputs, specification.outputs) != (inputs, network.output_size):
-        raise UserError(
-            f"{vnnlib} declares {specification.inputs} inputs and {specification.outputs} "
-            f"outputs, {onnx} has {inputs} and {network.output_size}: they do not belong together"
-        )
-
-
 def _decide_together(
-    subject: Subject, network: OnnxNetwork, cases: Sequence[Case], deadline: Deadline, seed: int
+    subject: Subject, network: Joined, cases: Sequence[Case], deadline: Deadline, seed: int
 ) -> tuple[Answer, Case | None] | None:
     """Decide many input boxes in one search, if they ask the same but for numbers."""
     whole = all(c.rows and c.exact for case in cases for c in case.unsafe)
@@ -280,7 +270,7 @@ def _decide_together(
     return dataclasses.replace(answer, stage=stage, seconds=seconds), known
 
 
-def _problem(subject: Subject, network: OnnxNetwork, case: Case) -> Problem | None:
+def _problem(subject: Subject, network: Joined, case: Case) -> Problem | None:
     """Return the problem of an input box; None if no float lies in it."""
     check_time()
     inner = case.inner(network.dtype)
@@ -292,16 +282,20 @@ def _problem(subject: Subject, network: OnnxNetwork, case: Case) -> Problem | No
 
     def fails(point: Tensor) -> bool:
         outputs = subject.outputs(point[None])[0].double().tolist()
-        inside = case.contains(point.flatten().double().tolist())
-        return inside and case.unsafe_at(outputs)
+        inputs = point.flatten().double().tolist()
+        if network.echo:
+            outputs = outputs[: -len(inputs)]
+        return case.contains(inputs) and case.unsafe_at(outputs, inputs)
 
     outer = case.outer().map(shaped)
-    return Problem(outer, inner.map(shaped), _unsafe(case, network.output_size), fails)
+    size = subject.graph.output_shape[0]
+    inputs = network.inputs if network.echo else 0
+    return Problem(outer, inner.map(shaped), _unsafe(case, size - inputs, inputs), fails)
 
 
 def _decide_case(
     subject: Subject,
-    network: OnnxNetwork,
+    network: Joined,
     case: Case,
     timeout: float,
     seed: int,
@@ -323,9 +317,11 @@ def _decide_case(
     return found
 
 
-def _unsafe(case: Case, outputs: int) -> Unsafe:
+def _unsafe(case: Case, outputs: int, inputs: int) -> Unsafe:
     rows = [row for conjunction in case.unsafe for row in conjunction.rows]
     VNNLIB_ROWS.check(len(rows), "the list of constraints on the outputs")
-    VNNLIB_COEFFICIENTS.check(len(rows) * outputs, f"{len(rows)} constraints on {outputs} outputs")
+    width = outputs + inputs
+    VNNLIB_COEFFICIENTS.check(len(rows) * width, f"{len(rows)} constraints on {width} outputs")
     counts = torch.tensor([len(conjunction.rows) for conjunction in case.unsafe])
-    return Unsafe(*floats(rows, outputs), torch.arange(len(counts)).repeat_interleave(counts))
+    group = torch.arange(len(counts)).repeat_interleave(counts)
+    return Unsafe(*floats(rows, outputs, inputs), group)

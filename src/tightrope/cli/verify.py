@@ -9,12 +9,12 @@ import click
 from tightrope.answer import Answer, Cause, Verdict
 from tightrope.cli.options import branching_option, split_option
 from tightrope.cli.output import print_json
-from tightrope.errors import printable
+from tightrope.errors import UserError, printable, shorten
 from tightrope.files import write_text
 
 
 @click.command()
-@click.argument("onnx", type=click.Path(path_type=Path))
+@click.argument("networks", nargs=-1, required=True, metavar="ONNX | NAME=ONNX...")
 @click.argument("vnnlib", type=click.Path(path_type=Path))
 @click.option("--timeout", type=float, default=60.0, help="Seconds.  [60]")
 @click.option(
@@ -25,7 +25,7 @@ from tightrope.files import write_text
 @click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(
-    onnx: Path,
+    networks: tuple[str, ...],
     vnnlib: Path,
     timeout: float,
     counterexample: Path | None,
@@ -37,13 +37,18 @@ def verify(
     """Prove or refute a VNN-LIB property of an ONNX network.
 
     The first line is unsat (proved: no counterexample exists), sat, timeout or unknown; a
-    counterexample follows, or goes to a file.
+    counterexample follows, or goes to a file. A property of several networks (VNN-LIB 2) needs the
+    file of each: f=first.onnx g=second.onnx.
     """
     from tightrope.certification.problem import check_choices
     from tightrope.certification.verifying import verify_and_tell
 
     found, text = verify_and_tell(
-        onnx, vnnlib, timeout=timeout, seed=seed, choices=check_choices(split, branching)
+        _files(networks),
+        vnnlib,
+        timeout=timeout,
+        seed=seed,
+        choices=check_choices(split, branching),
     )
     if text is not None and counterexample is not None:
         write_text(counterexample, text + "\n")
@@ -66,6 +71,21 @@ def verify(
         click.echo(text)
     for text in filter(None, (found.reason, found.note)):
         click.echo(printable(text), err=True)
+
+
+def _files(networks: tuple[str, ...]) -> Path | dict[str, Path | str]:
+    """Return the file of the one network, or those of several by name."""
+    if len(networks) == 1 and ("=" not in networks[0] or Path(networks[0]).exists()):
+        return Path(networks[0])
+    files: dict[str, Path | str] = {}
+    for word in networks:
+        name, sign, path = word.partition("=")
+        if not (name and sign and path) or name in files:
+            raise UserError(
+                f"expected one ONNX file, or NAME=FILE once for each network, got {shorten(word)}"
+            )
+        files[name] = Path(path)
+    return files
 
 
 def competition_word(found: Answer) -> str:

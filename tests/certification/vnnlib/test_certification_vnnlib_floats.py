@@ -15,6 +15,7 @@ from vnnlib_texts import UNIT, conjunction_of, only, parse
 
 from tightrope.certification.vnnlib import (
     Case,
+    Specification,
     floats,
     format_counterexample,
     parse_counterexample,
@@ -120,9 +121,14 @@ def test_strict_bounds_of_inputs() -> None:
 # --- counterexamples ----------------------------------------------------------------------------
 
 
+def text_of(case: Case, inputs: list[float], outputs: list[float]) -> str:
+    specification = Specification((case,), len(case.lower), len(outputs))
+    return format_counterexample(specification, case, inputs, outputs)
+
+
 def test_text_of_a_counterexample() -> None:
     case = Case((Fraction(0),) * 2, (Fraction(1),) * 2, ())
-    text = format_counterexample(case, [0.1, 1.0], [-2.5e-7])
+    text = text_of(case, [0.1, 1.0], [-2.5e-7])
     assert text == "((X_0 0.1)\n (X_1 1.0)\n (Y_0 -2.5e-07))\n"
     assert parse_counterexample(text) == ((0.1, 1.0), (-2.5e-07,))
     assert parse_counterexample("sat\n" + text) == ((0.1, 1.0), (-2.5e-07,))
@@ -132,16 +138,14 @@ def test_digits_that_stay_inside() -> None:
     number = 0.1
     tenth = Fraction(number)  # a little above the decimal 0.1
     case = Case((tenth,), (tenth,), ())
-    text = format_counterexample(case, [0.1], [])
+    text = text_of(case, [0.1], [])
     assert f"(X_0 {Decimal(number)})" in text
     smallest = 5e-324
-    least = format_counterexample(
-        Case((Fraction(smallest),) * 1, (Fraction(1),), ()), [smallest], []
-    )
+    least = text_of(Case((Fraction(smallest),) * 1, (Fraction(1),), ()), [smallest], [])
     assert parse_counterexample(least) == ((smallest,), ())
     assert parse_counterexample(text) == ((0.1,), ())
     with pytest.raises(ValueError, match="do not lie in the box"):
-        format_counterexample(Case((Fraction(1, 10),), (Fraction(1, 10),), ()), [0.1], [])
+        text_of(Case((Fraction(1, 10),), (Fraction(1, 10),), ()), [0.1], [])
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=5), st.data())
@@ -156,7 +160,7 @@ def test_counterexamples_survive_the_text(bounds, data) -> None:
         for a, b in zip(inner.lower[0].tolist(), inner.upper[0].tolist(), strict=True)
     ]
     y = data.draw(st.lists(st.floats(-1e30, 1e30), max_size=3))
-    text = format_counterexample(case, x, y)
+    text = text_of(case, x, y)
     assert parse_counterexample(text) == (tuple(x), tuple(y))
     written = [word.strip("()") for word in text.split()][1 : 2 * len(x) : 2]
     assert all(case.admits(i, Fraction(word)) for i, word in enumerate(written))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
-from tightrope.certification.vnnlib.specification import Case
+from tightrope.certification.vnnlib.names import Names
+from tightrope.certification.vnnlib.specification import Case, Specification
 from tightrope.certification.vnnlib.text import parse_number, parse_variable
 from tightrope.errors import UserError, shorten
 
@@ -15,11 +16,15 @@ _LIST = re.compile(r"(?:sat\s)?\s*\(\s*((?:\([^()]*+\)\s*+)*+)\)\s*")
 _PAIR = re.compile(r"\(([^()]*)\)")
 
 
-def format_counterexample(case: Case, inputs: Sequence[float], outputs: Sequence[float]) -> str:
-    """Return a counterexample as VNN-COMP writes it, one pair of brackets per variable.
+def format_counterexample(
+    specification: Specification, case: Case, inputs: Sequence[float], outputs: Sequence[float]
+) -> str:
+    """Return a counterexample of one case as text.
 
-    The texts read back as the same floats, and as exact decimals they lie in the case's box: the
-    shortest text may not, and then all digits of the float are given.
+    In version 1, one pair of brackets per variable, as VNN-COMP writes it; in version 2 a line for
+    each tensor and its elements below it. The texts read back as the same floats, and as exact
+    decimals they lie in the case's box: the shortest text may not, and then all digits of the
+    float are given. `inputs` are those of the case, where equal ones are one.
     """
     if not case.contains(inputs):
         raise ValueError("the inputs do not lie in the box")
@@ -27,9 +32,19 @@ def format_counterexample(case: Case, inputs: Sequence[float], outputs: Sequence
     for i, x in enumerate(inputs):
         shortest = repr(float(x))
         inside = case.admits(i, Fraction(shortest))
-        texts.append(f"(X_{i} {shortest if inside else format(Decimal(x), 'f')})")
-    texts += [f"(Y_{i} {float(y)!r})" for i, y in enumerate(outputs)]
-    return "(" + "\n ".join(texts) + ")\n"
+        texts.append(shortest if inside else format(Decimal(x), "f"))
+    places = specification.places or range(len(texts))
+    values = {"X": [texts[i] for i in places], "Y": [repr(float(y)) for y in outputs]}
+    if specification.names.tensors:
+        return "\n".join(_tensors(specification.names, values)) + "\n"
+    pairs = [f"({kind}_{i} {text})" for kind in "XY" for i, text in enumerate(values[kind])]
+    return "(" + "\n ".join(pairs) + ")\n"
+
+
+def _tensors(names: Names, values: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for tensor in names.tensors.values():
+        yield f"{tensor.name} {tensor.type} [{','.join(map(str, tensor.shape))}]"
+        yield from values[tensor.kind][tensor.first : tensor.first + tensor.size]
 
 
 def parse_counterexample(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

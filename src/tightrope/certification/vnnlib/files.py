@@ -39,5 +39,5 @@ def parse_vnnlib(text: str, deadline: Deadline | None = None) -> Specification:
     file = File(text)
     file.read(deadline)
     inputs, outputs = file.names.count("X"), file.names.count("Y")
-    cases = Cases(file.asserted, file.source, inputs, outputs)
-    return Specification(cases.collect(deadline), inputs, outputs)
+    cases = Cases(file.asserted, file.source, file.names)
+    return Specification(cases.collect(deadline), inputs, outputs, file.names, cases.places)

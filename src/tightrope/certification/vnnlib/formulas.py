@@ -26,8 +26,15 @@ class Bound(NamedTuple):
     position: int
 
 
-Atom = Bound | Row | bool
-"""An inequality of inputs, of outputs, or of constants alone, which is true or false."""
+class Tie(NamedTuple):
+    """Two inputs that are equal; `rows` say the same."""
+
+    inputs: tuple[int, int]
+    rows: tuple[Row, Row]
+
+
+Atom = Bound | Row | Tie | bool
+"""A comparison of inputs, of outputs, or of constants alone, which is true or false."""
 
 
 class Both:
@@ -120,23 +127,42 @@ def _unit(output: int, positive: bool) -> tuple[tuple[int, Fraction], ...]:
     return ((output, Fraction(1 if positive else -1)),)
 
 
-def inequality(small: Sum, large: Sum, strict: bool, source: Source, position: int) -> Atom:
-    """Return `small <= large`, or `<` when it is strict."""
-    small.add(large, -1)
-    factors = {variable: factor for variable, factor in small.factors.items() if factor}
-    constant = small.constant
+def comparison(head: str, left: Sum, right: Sum, source: Source, position: int) -> Formula:
+    """Return what a comparison of two terms says."""
+    difference = right.scaled(Fraction(-1))
+    difference.add(left)
+    if head[0] in "<>" and head != "!=":
+        small = difference if head[0] == "<" else difference.scaled(Fraction(-1))
+        return inequality(small, len(head) == 1, source, position)
+    differs = head == "!="
+    sides = [difference, difference.scaled(Fraction(-1))]
+    parts: list[Formula] = [inequality(side, differs, source, position) for side in sides]
+    if differs:
+        return Either(parts)
+    first, second = parts
+    if isinstance(first, Row) and isinstance(second, Row) and _is_tie(first):
+        (one, _), (other, _) = first.factors
+        return Tie((-1 - one, -1 - other), (first, second))
+    return Both(parts)
+
+
+def _is_tie(row: Row) -> bool:
+    """Return whether a row compares two inputs with each other, and nothing else."""
+    factors = row.factors
+    inputs = len(factors) == 2 and all(index < 0 for index, _ in factors)
+    return inputs and not row.constant and factors[0][1] == -factors[1][1]
+
+
+def inequality(term: Sum, strict: bool, source: Source, position: int) -> Atom:
+    """Return `term <= 0`, or `< 0` when it is strict."""
+    factors = {variable: factor for variable, factor in term.factors.items() if factor}
+    constant = term.constant
     if any(map(too_large, (constant, *factors.values()))):
         raise source.error(position, TOO_LARGE)
-    kinds = {variable.kind for variable in factors}
-    if len(kinds) > 1:
-        raise source.error(position, "a constraint that mixes inputs and outputs")
-    if not kinds:
+    if not factors:
         return constant < 0 or (constant == 0 and not strict)
-    if kinds == {"Y"}:
-        sparse = sorted((variable.number, factor) for variable, factor in factors.items())
-        return Row(tuple(sparse), constant, strict)
-    if len(factors) > 1:
-        raise source.error(position, "a constraint that relates several inputs")
-    ((variable, factor),) = factors.items()
-    side = UPPER if factor > 0 else LOWER
-    return Bound(side, variable.number, -constant / factor, strict, position)
+    ((variable, factor),) = list(factors.items())[:1]
+    if len(factors) == 1 and variable.kind == "X":
+        side = UPPER if factor > 0 else LOWER
+        return Bound(side, variable.number, -constant / factor, strict, position)
+    return Row(tuple(sorted((v.place, f) for v, f in factors.items())), constant, strict)

@@ -1,8 +1,8 @@
 """What a VNN-LIB file says, exactly, and its approximations in floating point.
 
 The set of counterexamples is a union of cases, each of them an input box together with a
-disjunction of conjunctions of linear constraints on the outputs. Boxes of floats approximate it
-from outside for proofs and from inside for counterexamples.
+disjunction of conjunctions of linear constraints, mostly on the outputs. Boxes of floats
+approximate it from outside for proofs and from inside for counterexamples.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.certification.vnnlib.names import Names
 
 LARGEST_CONSTANT = Fraction(2**1000)  # float64 ends at 2 ** 1024
 # Between bounds that are further apart than that, relative to their size, there is a float32.
@@ -24,7 +25,10 @@ _WIDE = 2.0**-22
 
 
 class Row(NamedTuple):
-    """One constraint on outputs: `sum of factor * Y_index + constant <= 0`, `< 0` if strict."""
+    """One constraint: `sum of factor * variable + constant <= 0`, `< 0` if strict.
+
+    Factors go with indices: an output's is its number, that of input number i is `-1 - i`.
+    """
 
     factors: tuple[tuple[int, Fraction], ...]
     constant: Fraction
@@ -43,29 +47,34 @@ class Conjunction:
         """Whether float64 holds the factors, each row multiplied by some number, as they are."""
         return all(Fraction(float(f)) == f for row in self.rows for f in _scaled(row)[0])
 
-    def holds(self, outputs: Sequence[float]) -> bool:
-        """Return whether float outputs satisfy all rows, exactly; never for infinity or NaN."""
-        return all(map(math.isfinite, outputs)) and self.holds_exactly([*map(Fraction, outputs)])
+    def holds(self, outputs: Sequence[float], inputs: Sequence[float] = ()) -> bool:
+        """Return whether floats satisfy all rows, exactly; never for infinity or NaN."""
+        values = [*outputs, *reversed(inputs)]  # whose last is index -1
+        return all(map(math.isfinite, values)) and self.holds_exactly([*map(Fraction, values)])
 
-    def holds_exactly(self, outputs: Sequence[Fraction]) -> bool:
-        """Return whether exact outputs satisfy all rows."""
+    def holds_exactly(self, values: Sequence[Fraction]) -> bool:
+        """Return whether exact outputs, and inputs from the last to the first, satisfy all rows."""
         for row in self.rows:
-            value = row.constant + sum(f * outputs[i] for i, f in row.factors)
+            value = row.constant + sum(f * values[i] for i, f in row.factors)
             if value > 0 or (value == 0 and row.strict):
                 return False
         return True
 
 
-def floats(rows: Sequence[Row], outputs: int) -> tuple[Tensor, Tensor]:
-    """Return the matrix [rows, outputs], rounded to nearest, and the offset, rounded down.
+def floats(rows: Sequence[Row], outputs: int, inputs: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the matrix [rows, outputs + inputs], rounded to nearest, and the offset, rounded down.
 
     A row that is proved positive for the lower offset is positive for the exact one. Rows whose
     factors are no floats are multiplied by a positive number first, after which they mean the
     same; what is still not exact then proves nothing.
     """
-    places = [(i, index) for i, row in enumerate(rows) for index, _ in row.factors]
+    places = [
+        (i, index if index >= 0 else outputs - 1 - index)
+        for i, row in enumerate(rows)
+        for index, _ in row.factors
+    ]
     scaled = [_scaled(row) for row in rows]
-    matrix = torch.zeros(len(rows), outputs, dtype=torch.float64)
+    matrix = torch.zeros(len(rows), outputs + inputs, dtype=torch.float64)
     if places:
         values = [float(factor) for factors, _ in scaled for factor in factors]
         where = torch.tensor(places)
@@ -161,11 +170,18 @@ class Case:
             lower[i] = upper[i] = float(value)
         return Box(lower[None], upper[None]) if bool((lower <= upper).all()) else None
 
-    def unsafe_at(self, outputs: Sequence[float]) -> bool:
-        """Return whether some conjunction holds for float outputs; never for infinity or NaN."""
-        if not all(map(math.isfinite, outputs)):
+    @property
+    def relates_inputs(self) -> bool:
+        """Whether inputs stand in constraints other than bounds."""
+        rows = (row for conjunction in self.unsafe for row in conjunction.rows)
+        return any(index < 0 for row in rows for index, _ in row.factors)
+
+    def unsafe_at(self, outputs: Sequence[float], inputs: Sequence[float] = ()) -> bool:
+        """Return whether some conjunction holds for floats; never for infinity or NaN."""
+        values = [*outputs, *reversed(inputs)]
+        if not all(map(math.isfinite, values)):
             return False
-        exact = [Fraction(y) for y in outputs]
+        exact = [Fraction(value) for value in values]
         return any(conjunction.holds_exactly(exact) for conjunction in self.unsafe)
 
     def contains(self, inputs: Sequence[float]) -> bool:
@@ -189,11 +205,22 @@ class Case:
 
 @dataclass(frozen=True)
 class Specification:
-    """A VNN-LIB file: the set of counterexamples is the union of the cases."""
+    """A VNN-LIB file: the set of counterexamples is the union of the cases.
+
+    `inputs` and `outputs` are how many of each are declared. Inputs that are asserted to be equal
+    are one input of the cases: `places` says which one each declared input is, None: all differ.
+    """
 
     cases: tuple[Case, ...]
     inputs: int
     outputs: int
+    names: Names = field(default_factory=Names)
+    places: tuple[int, ...] | None = None
+
+    @property
+    def relates_inputs(self) -> bool:
+        """Whether inputs stand in constraints other than bounds."""
+        return any(case.relates_inputs for case in self.cases)
 
     def for_type(self, dtype: torch.dtype) -> Specification:
         """Return the specification for inputs of a floating-point type (see `Case.for_type`)."""

@@ -6,23 +6,23 @@ words, and what does not belong into a file is refused at its first word.
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from tightrope.certification.vnnlib.brackets import Brackets, Skipped
 from tightrope.certification.vnnlib.cases import Assertions
+from tightrope.certification.vnnlib.declarations import Declaration, Network, Version
 from tightrope.certification.vnnlib.formulas import (
     Both,
     Either,
     Formula,
-    inequality,
+    comparison,
     single_bound,
 )
-from tightrope.certification.vnnlib.terms import Arithmetic, Names, Sum
+from tightrope.certification.vnnlib.names import Names
+from tightrope.certification.vnnlib.terms import Arithmetic, Sum, term
 from tightrope.certification.vnnlib.text import (
     TOKEN,
     TOO_LARGE,
     Source,
     parse_number,
-    parse_variable,
     too_large,
 )
 from tightrope.deadline import Deadline
@@ -31,23 +31,8 @@ from tightrope.limits import VNNLIB_ALTERNATIVES, VNNLIB_DEPTH, VNNLIB_TERMS
 
 IGNORED = frozenset(("set-logic", "set-info", "set-option", "check-sat", "get-model", "exit"))
 DECLARING = frozenset(("declare-const", "declare-fun"))
-COMPARISONS = frozenset(("<=", ">=", "<", ">"))
+COMPARISONS = frozenset(("<=", ">=", "<", ">", "==", "=", "!="))
 _TOKENS_PER_LOOK = 1 << 12  # at the clock
-
-
-class Brackets(Protocol):
-    """A pair of brackets that is being read."""
-
-    position: int
-
-    def open(self, head: str, position: int) -> Brackets:
-        """Begin the brackets inside whose first word is `head` (empty if they have none)."""
-
-    def word(self, word: str, position: int) -> None:
-        """Read a word."""
-
-    def close(self, outer: Brackets) -> None:
-        """End here, and give the outer brackets what this means."""
 
 
 class File:
@@ -103,14 +88,12 @@ class File:
         """Read a comparison of two words, mostly the bound of a variable."""
         if isinstance(outer, Assertion | Junction):
             small, large = (left, right) if head[0] == "<" else (right, left)
-            known = self.names.known
-            variable, number = known.get(small), parse_number(large)
+            variable, number, upper = self.names.find(small), parse_number(large), True
             if variable is None or number is None:
-                variable, number = known.get(large), parse_number(small)
+                variable, number, upper = self.names.find(large), parse_number(small), False
             if variable is not None and number is not None:
                 if too_large(number):
                     raise self.source.error(position, TOO_LARGE)
-                upper = small in known
                 outer.take(single_bound(variable, number, upper, len(head) == 1, position))
                 return
         inner = outer.open(head, position)
@@ -126,6 +109,10 @@ class File:
             return Declaration(self, position)
         if head == "assert":
             return Assertion(self, position)
+        if head == "declare-network":
+            return Network(self, position)
+        if head == "vnnlib-version":
+            return Version(self, position)
         raise self.misplaced(position)
 
     def misplaced(self, position: int) -> UserError:
@@ -136,7 +123,7 @@ class File:
     def no_formula(self, position: int) -> UserError:
         """Return the error for brackets that are no formula."""
         shown = self.source.show(position)
-        message = f"expected and, or, <=, >=, < or >, got {shown}"
+        message = f"expected and, or, <=, >=, <, >, == or !=, got {shown}"
         return self.source.error(position, message)
 
     def word(self, word: str, position: int) -> None:
@@ -146,75 +133,6 @@ class File:
     def close(self, outer: Brackets) -> None:
         """Never happens: the outermost level has no brackets."""
         raise AssertionError
-
-
-class Skipped:
-    """Brackets that say nothing about the property."""
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-
-    def open(self, head: str, position: int) -> Brackets:
-        """Skip what is inside, too."""
-        return Skipped(position)
-
-    def word(self, word: str, position: int) -> None:
-        """Skip a word."""
-
-    def close(self, outer: Brackets) -> None:
-        """Leave no trace."""
-
-
-class Declaration:
-    """`(declare-const X_0 Real)` or `(declare-fun X_0 () Real)`."""
-
-    def __init__(self, file: File, position: int) -> None:
-        self.file, self.position = file, position
-        self.words: list[str] = []
-
-    def open(self, head: str, position: int) -> Brackets:
-        """Allow empty brackets, those of a function without arguments."""
-        if head:
-            raise self._wrong()
-        return Empty(self._wrong(), position)
-
-    def word(self, word: str, position: int) -> None:
-        """Read the name or the type."""
-        if len(self.words) == 2:
-            raise self._wrong()
-        self.words.append(word)
-
-    def close(self, outer: Brackets) -> None:
-        """Declare the variable."""
-        variable = parse_variable(self.words[0]) if self.words else None
-        if variable is None or self.words[1:] != ["Real"]:
-            raise self._wrong()
-        if self.words[0] in self.file.names.known:
-            raise self.file.source.error(self.position, f"{self.words[0]} is declared twice")
-        self.file.names.known[self.words[0]] = variable
-
-    def _wrong(self) -> UserError:
-        shown = self.file.source.show(self.position)
-        message = f"expected (declare-const X_0 Real), got {shown}"
-        return self.file.source.error(self.position, message)
-
-
-class Empty:
-    """Brackets that must close at once."""
-
-    def __init__(self, error: UserError, position: int) -> None:
-        self.error, self.position = error, position
-
-    def open(self, head: str, position: int) -> Brackets:
-        """Refuse brackets inside."""
-        raise self.error
-
-    def word(self, word: str, position: int) -> None:
-        """Refuse a word inside."""
-        raise self.error
-
-    def close(self, outer: Brackets) -> None:
-        """Leave no trace."""
 
 
 class Assertion:
@@ -251,6 +169,13 @@ def open_formula(file: File, head: str, position: int) -> Brackets:
         return Comparison(file, head, position)
     if head in ("and", "or"):
         return Junction(file, head, position)
+    if file.names.networks and (
+        not head or file.names.find(head) is not None or parse_number(head) is not None
+    ):
+        infix = Comparison(file, "", position)
+        if head:
+            infix.word(head, position)
+        return infix
     raise file.no_formula(position)
 
 
@@ -290,7 +215,7 @@ class Junction:
 
 
 class Comparison:
-    """`(<= term term)` and its kin."""
+    """`(<= term term)` and its kin; without a head, `(term <= term)`."""
 
     def __init__(self, file: File, head: str, position: int) -> None:
         self.file, self.head, self.position = file, head, position
@@ -301,23 +226,25 @@ class Comparison:
         return Term(self.file, head, position)
 
     def word(self, word: str, position: int) -> None:
-        """Read a term of one word."""
-        self.take(self.file.names.term(word, self.file.source, position))
+        """Read a term of one word, or the sign between two terms."""
+        if not self.head and word in COMPARISONS and len(self.terms) == 1:
+            self.head = word
+        else:
+            self.take(term(self.file.names, word, self.file.source, position))
 
     def take(self, term: Sum) -> None:
         """Read a term."""
-        if len(self.terms) == 2:
+        if len(self.terms) == (2 if self.head else 1):
             raise self.file.no_formula(self.position)
         self.terms.append(term)
 
     def close(self, outer: Brackets) -> None:
-        """Make it an inequality."""
+        """Make it a formula."""
         if len(self.terms) != 2:
             raise self.file.no_formula(self.position)
         assert isinstance(outer, Assertion | Junction)
-        small, large = self.terms if self.head[0] == "<" else reversed(self.terms)
-        strict = len(self.head) == 1
-        outer.take(inequality(small, large, strict, self.file.source, self.position))
+        left, right = self.terms
+        outer.take(comparison(self.head, left, right, self.file.source, self.position))
 
 
 class Term:
@@ -336,7 +263,7 @@ class Term:
 
     def word(self, word: str, position: int) -> None:
         """Read an operand of one word."""
-        self.take(self.file.names.term(word, self.file.source, position))
+        self.take(term(self.file.names, word, self.file.source, position))
 
     def take(self, term: Sum) -> None:
         """Read an operand."""

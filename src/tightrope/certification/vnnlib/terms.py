@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from tightrope.certification.vnnlib.text import Source, Variable, parse_number, parse_variable
+from tightrope.certification.vnnlib.names import Names
+from tightrope.certification.vnnlib.text import (
+    Source,
+    Variable,
+    parse_indexed,
+    parse_number,
+    parse_variable,
+)
 from tightrope.errors import UserError, shorten
 from tightrope.limits import DIGITS
 
@@ -32,33 +39,17 @@ class Sum:
         return Sum(factor * self.constant, factors)
 
 
-class Names:
-    """The variables that a file declares."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, Variable] = {}
-
-    def count(self, kind: str) -> int:
-        """Return the number of inputs or outputs, which must be numbered without gaps."""
-        indices = {variable.number for variable in self.known.values() if variable.kind == kind}
-        if not indices:
-            raise UserError(f"no variable {kind}_0 is declared")
-        for index in range(len(indices)):
-            if index not in indices:
-                raise UserError(f"{kind}_{index} is not declared, though {kind}_{max(indices)} is")
-        return len(indices)
-
-    def term(self, word: str, source: Source, position: int) -> Sum:
-        """Return the term that one word is."""
-        variable = self.known.get(word)
-        if variable is not None:
-            return Sum(factors={variable: Fraction(1)})
-        number = parse_number(word)
-        if number is not None:
-            return Sum(number)
-        if parse_variable(word):
-            raise source.error(position, f"{word} is not declared")
-        raise source.error(position, f"expected a number or a variable, got {shorten(word)}")
+def term(names: Names, word: str, source: Source, position: int) -> Sum:
+    """Return the term that one word is."""
+    variable = names.find(word)
+    if variable is not None:
+        return Sum(factors={variable: Fraction(1)})
+    number = parse_number(word)
+    if number is not None:
+        return Sum(number)
+    if parse_variable(word) or parse_indexed(word):
+        raise source.error(position, f"{word[:60]} is not declared")
+    raise source.error(position, f"expected a number or a variable, got {shorten(word)}")
 
 
 class Arithmetic:

@@ -14,13 +14,18 @@ TOO_LARGE = "a number above 8e37, near the end of float32"
 _SHOWN = 300  # characters of a text that are looked at to show a part of it
 
 # Long files consist of bounds of single variables, so these are one token: three groups in
-# brackets. Nothing here tries a second time what did not fit, so any text takes linear time.
+# brackets. An index belongs to the word before it. Nothing here tries a second time what did not
+# fit, so any text takes linear time.
+_WORD = r"[^\s();\[\]]++(?:\[[^\s()\[\];]*+\])?+"
 TOKEN = re.compile(
-    r";[^\n]*+|\((<=|>=|<|>)[ \t]++([^\s();]++)[ \t]++([^\s();]++)[ \t]*+\)|[()]|[^\s();]++"
+    rf";[^\n]*+|\((<=|>=|<|>)[ \t]++({_WORD})[ \t]++({_WORD})[ \t]*+\)"
+    r"|[()]|[^\s();\[\]]++(?:\s*+\[[^()\[\];]*+\])?+|[\[\]]"
 )
 # The longest float64 has 1074 digits behind the point; longer exponents would fill the memory.
 _NUMBER = re.compile(r"[-+]?(\d{1,999}(\.\d{0,1999})?|\.\d{1,1999})([eE][-+]?\d{1,3})?", re.ASCII)
 _VARIABLE = re.compile(r"([XY])_(0|[1-9]\d{0,8})", re.ASCII)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,200}")
+_INDEX = re.compile(r"\s*(\d{1,9}(\s*,\s*\d{1,9}){0,30})?\s*", re.ASCII)
 
 
 class Source:
@@ -55,11 +60,30 @@ class Variable(NamedTuple):
     kind: str
     number: int
 
+    @property
+    def place(self) -> int:
+        """Its place in a row: outputs count from 0 up, inputs from -1 down."""
+        return self.number if self.kind == "Y" else -1 - self.number
+
 
 def parse_variable(text: str) -> Variable | None:
     """Return the variable of that name, if it is the name of one."""
     match = _VARIABLE.fullmatch(text)
     return Variable(match[1], int(match[2])) if match else None
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text is a name of a network or of a tensor."""
+    return _NAME.fullmatch(text) is not None
+
+
+def parse_indexed(text: str) -> tuple[str, tuple[int, ...]] | None:
+    """Return the word and the numbers of `word[1,2]`, if that is what the text is."""
+    word, bracket, rest = text.partition("[")
+    if not bracket or not rest.endswith("]") or not _INDEX.fullmatch(rest[:-1]):
+        return None
+    numbers = rest[:-1].strip()
+    return word.strip(), tuple(int(n) for n in numbers.split(",")) if numbers else ()
 
 
 @lru_cache(maxsize=1 << 14)
