@@ -300,3 +300,19 @@ def test_linear_bounds_that_are_not_numbers_are_no_bounds(
     for i, bounds in intervals.boxes.items():
         assert torch.equal(found.boxes[i].lower, bounds.lower)
         assert torch.equal(found.boxes[i].upper, bounds.upper)
+
+
+@pytest.mark.parametrize("effort", [CROWN, ALPHA], ids=["crown", "alpha"])
+def test_affine_layers_in_a_row_are_exact(effort: Effort) -> None:
+    """`x + y` and `x - y`, added and subtracted again: 2 x and 2 y, which intervals do not see."""
+    signs = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    layers = [nn.Linear(2, 2, bias=False) for _ in range(2)]
+    for layer in layers:
+        layer.weight = nn.Parameter(signs)
+    last = nn.Linear(2, 1)
+    graph = trace(nn.Sequential(*layers, nn.ReLU(), last).double(), (2,)).detach()
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    found = relax(graph, Box(-ones, ones), effort=effort, rounding=EPS)
+    assert torch.equal(interval.bounds(graph, Box(-ones, ones), keep=[2])[1][2].upper, 4 * ones)
+    for end in found.boxes[2].corners:
+        assert torch.allclose(end.abs(), 2 * ones, atol=1e-12) and (end.abs() >= 2).all()

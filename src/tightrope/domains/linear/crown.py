@@ -28,6 +28,9 @@ from tightrope.domains.rounding import cornered
 from tightrope.graph import Graph, ops
 from tightrope.graph.maxpool import maximum_of
 
+# Operations that look at each number by itself.
+MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Concat)
+APART = (*MOVES, ops.Shift, ops.Scale, ops.BatchNorm)
 WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take
 
 
@@ -69,6 +72,7 @@ def relax(
     box = cornered(box, rounding)
     sizes = Magnitudes(graph, box)
     found = Relaxation(graph, {0: box}, {}, sizes.terms, rounding)
+    mixed = _mixed(graph)
     reducer = None
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
         reducer = Reducer(found, memory=effort.memory)
@@ -83,7 +87,7 @@ def relax(
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
             found.lines[i] = lines(node.op, found.boxes[node.inputs[0]], rounding=rounding)
-        elif effort.iterations is not None and found.lines:
+        elif effort.iterations is not None and (found.lines or mixed[i] > 1):
             reading = [graph.nodes[j].op for j in readers[i]]
             needs = _needed(bounds, reading)
             if needs is not None:
@@ -94,6 +98,20 @@ def relax(
         if rounding:
             sizes.hold(i, bounds)
     return found
+
+
+def _mixed(graph: Graph) -> list[int]:
+    """Return how many operations up to each node mix numbers.
+
+    Before the first activation, intervals are exact after one of them (but for inputs that meet
+    again), and can be far too wide after two: the second one does not know that its inputs are
+    made of the same numbers.
+    """
+    counts = [0]
+    for node in graph.nodes[1:]:
+        before = max((counts[j] for j in node.inputs), default=0)
+        counts.append(before + (not isinstance(node.op, APART)))
+    return counts
 
 
 def best_bounds(
