@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -80,7 +81,8 @@ class Running:
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal; the command may be gone already."""
-        os.kill(self.pid, how)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, how)
 
     def wait(self, timeout: float = PATIENCE) -> Outcome | None:
         """Return the outcome, or None if the command still runs after `timeout` seconds."""
@@ -146,8 +148,10 @@ class Commands:
         outcome = running.wait(timeout)
         if outcome is None:
             running.kill()
-            running.wait()
-            raise AssertionError(f"still running after {timeout} s: {arguments}")
+            outcome = running.wait()
+            # It may have ended at the last moment, or while this process was stopped.
+            if outcome is None or outcome.code == -signal.SIGKILL:
+                raise AssertionError(f"still running after {timeout} s: {arguments}")
         return outcome
 
     def read_line(self, timeout: float) -> str | None:

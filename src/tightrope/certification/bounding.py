@@ -42,7 +42,7 @@ def bounds(
     box = _region(x, eps, domain)
     if not box.lower.dim():
         raise UserError("x has no dimensions: give a batch of inputs, the batch first")
-    graph = network if isinstance(network, Graph) else trace(network, tuple(box.lower.shape[1:]))
+    graph = network if isinstance(network, Graph) else _traced(network, x, box)
     if tuple(box.lower.shape[1:]) != graph.input_shape:
         raise UserError(
             f"x has shape {tuple(box.lower.shape[1:])}, the network takes {graph.input_shape}"
@@ -77,6 +77,18 @@ def _region(x: Tensor | Box, eps: Radius | None, domain: Domain) -> Box:
     if eps is None:
         raise UserError("eps is missing: the radius around x")
     return parse_ball(x, eps, domain).outer()
+
+
+def _traced(module: nn.Module, x: Tensor | Box, box: Box) -> Graph:
+    """Trace a module and compare it with its graph at points between all that were given."""
+    given = x.lower if isinstance(x, Box) else x
+    shape = tuple(box.lower.shape[1:])
+    if not len(given):
+        return trace(module, shape)
+    hull = box.lower.amin(0, keepdim=True), box.upper.amax(0, keepdim=True)
+    # A module without weights computes in the precision of what it is given.
+    used = given.dtype if given.is_floating_point() else torch.float64
+    return trace(module, shape, box=Box(*(corner.to(used) for corner in hull)))
 
 
 def _upto(graph: Graph, node: str | None) -> Graph:

@@ -106,14 +106,14 @@ def _outwards(value: Tensor, error: Tensor, absolute: Tensor | float = 1.0) -> R
 
 
 def _once(op: Any, *xs: Rounded) -> Rounded:
-    """One sum of two: `Shift`, `Add`, `Sub`; the constant may have been rounded before."""
+    """One sum of two: `Shift`, `Add`, `Sub`."""
     values = [x.value for x in xs]
     magnitude = sum((v.abs() for v in values), torch.zeros_like(values[0]))
     if isinstance(op, ops.Shift):
         magnitude = magnitude + op.offset.abs()
     carried = sum((x.error for x in xs), torch.zeros_like(values[0]))
     value = evaluate.RULES[type(op)](op, *values)
-    return _outwards(value, growth(2, value.dtype) * magnitude + carried)
+    return _outwards(value, growth(1, value.dtype) * magnitude + carried)
 
 
 def _scale(op: ops.Scale, x: Rounded) -> Rounded:
@@ -124,9 +124,7 @@ def _scale(op: ops.Scale, x: Rounded) -> Rounded:
 
 
 def _pad(op: ops.Pad, x: Rounded) -> Rounded:
-    value = F.pad(x.value, op.pads, value=op.value)
-    rounding = growth(1, value.dtype) * abs(op.value)  # of the constant
-    return Rounded(value, F.pad(x.error, op.pads, value=rounding))
+    return Rounded(F.pad(x.value, op.pads, value=op.value), F.pad(x.error, op.pads))
 
 
 def _max_pool(op: ops.MaxPool, x: Rounded) -> Rounded:

@@ -6,7 +6,6 @@ bounds of rounding errors that have nothing to do with those of `trace`.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from networks import rounding_errors
 from random_modules import Written, write
 from torch import Tensor
+from used_numbers import in_float64
 
 from tightrope.box import Box
 from tightrope.errors import UserError
@@ -49,13 +49,12 @@ def fresh_points(module: Written, seed: str) -> Tensor:
 
 @torch.no_grad()
 def assert_same_outputs(module: Written, graph: Graph, x: Tensor) -> None:
-    exact, exact_graph = copy.deepcopy(module).double(), graph.detach().to(torch.float64)
-    ours, theirs = exact_graph(x), exact(x.clone())
+    ours, theirs = graph.detach().to(torch.float64)(x), in_float64(module, x)
     assert ours.shape == theirs.shape == (len(x), *graph.output_shape)
     allowed = rounding_errors(graph, Box(x, x), torch.float64)[len(graph.nodes) - 1]
     wrong = ~((ours - theirs).abs() <= allowed)
     assert not wrong.any(), (ours[wrong], theirs[wrong], allowed[wrong])
-    alone = torch.cat([exact(row[None].clone()) for row in x])
+    alone = torch.cat([in_float64(module, row[None]) for row in x])
     assert ((ours - alone).abs() <= allowed).all()
 
 

@@ -103,8 +103,10 @@ def complete_batch_norm(op: ops.BatchNorm, layer: nn.Module) -> ops.BatchNorm:
 
 
 def _constant(value: Any) -> Tensor:
-    # A Python number is exact in float64 and, having no dimension, never promotes a batch.
-    return value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    # A Python number is exact in its tensor and, having no dimension, never promotes a batch.
+    if isinstance(value, Tensor | int):
+        return torch.as_tensor(value)
+    return torch.tensor(float(value), dtype=torch.float64)
 
 
 def _aligned(constant: Any, x: Value) -> Tensor:

@@ -9,6 +9,7 @@ so that the error names every unsupported layer at once. Then the graph is compa
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,15 @@ from tightrope.graph.trace.capture import Captured, capture, evaluating
 from tightrope.graph.trace.reference import Reference
 from tightrope.graph.trace.rehearsal import first_line, title
 from tightrope.graph.values import Apply, Computed, Unsupported, Value
+
+# Types in which some operators compute with more precise constants than others.
+HALF = (torch.float16, torch.bfloat16)
+# Where operations hold plain numbers that they compute with.
+_NUMBERS: dict[type[ops.Op], tuple[str, ...]] = {
+    ops.BatchNorm: ("epsilon",),
+    ops.LeakyRelu: ("slope",),
+    ops.Pad: ("value",),
+}
 
 
 def trace(module: nn.Module, input_shape: tuple[int, ...], *, box: Box | None = None) -> Graph:
@@ -127,7 +137,7 @@ class _Builder:
         layer = self.captured.layer(node)
         name = layer[0] if layer else node.name
         for op in result.operations:
-            op = self._complete(node, op.map_tensors(self._constant))
+            op = self._complete(node, self._as_used(op))
             probes = [self.probe.new_zeros(1, *self.nodes[j].shape) for j in inputs]
             with torch.no_grad():
                 out = evaluate.RULES[type(op)](op, *probes)
@@ -136,18 +146,39 @@ class _Builder:
         value = Value(inputs[0], self.nodes[inputs[0]].shape)
         return (value, Unsupported, Unsupported) if result.first_of_several else value
 
+    def _as_used(self, op: ops.Op) -> ops.Op:
+        """Return an operation with its constants as the module computes with them.
+
+        PyTorch rounds a Python number to the precision of the tensor before it uses it.
+        """
+        numbers = {name: self._number(getattr(op, name)) for name in _NUMBERS.get(type(op), ())}
+        return replace(op.map_tensors(self._constant), **numbers)
+
+    def _number(self, number: float) -> float:
+        return float(self._constant(torch.tensor(number, dtype=torch.float64)))
+
     def _constant(self, tensor: Tensor) -> Tensor:
-        """Return a constant as the module uses it; what has its precision stays a live tensor."""
+        """Return a constant in the module's precision; what has that stays a live tensor."""
         tensor = tensor.to(self.probe.device)
-        if tensor.dtype == self.probe.dtype:
+        dtype = self.probe.dtype
+        if tensor.dtype == dtype:
             return tensor
         if tensor.is_complex():
             raise NotImplementedError("a complex number")
-        used = tensor.to(self.probe.dtype)
+        if tensor.is_floating_point() and torch.promote_types(tensor.dtype, dtype) == dtype:
+            return tensor  # a narrower one is what it is, and as live as the others
+        if isinstance(tensor, nn.Parameter) and tensor.is_floating_point():
+            raise NotImplementedError(f"a parameter of type {tensor.dtype} among {dtype}")
+        used = tensor.to(dtype)
         lost = ((used == 0) != (tensor == 0)) | (used.isfinite() != tensor.isfinite())
         if bool(lost.any()):
-            raise NotImplementedError(f"a constant beyond the range of {self.probe.dtype}")
-        return tensor if tensor.is_floating_point() else used
+            raise NotImplementedError(f"a constant beyond the range of {dtype}")
+        if dtype in HALF and not torch.equal(used.to(torch.float64), tensor.to(torch.float64)):
+            raise NotImplementedError(
+                f"a constant that is no number of {dtype}, which PyTorch rounds in one way or "
+                "another there; use float32"
+            )
+        return used
 
     def _complete(self, node: fx.Node, op: ops.Op) -> ops.Op:
         """Add to a BatchNorm what only its layer knows: how it keeps its statistics."""
