@@ -187,6 +187,22 @@ def test_many_problems_are_decided_together(seed: int) -> None:
     assert bool(problems[3].inner.contains(answer.counterexample[None])[0])
 
 
+def test_signs_of_neurons_are_those_of_all_boxes() -> None:
+    """A ReLU that is the identity on the first box and zero on the second, where the row is -1/2."""
+    module = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)).double()
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, float(parameter.dim() == 2))
+    problems = []
+    for low, high, offset in ((1.0, 2.0, 2.5), (-1.0, -1.0, -0.5)):
+        corners = (torch.tensor([[x]], dtype=torch.float64) for x in (low, high))
+        box, sign = Box(*corners), torch.tensor([[-1.0]], dtype=torch.float64)
+        unsafe = Unsafe(sign, torch.tensor([offset], dtype=torch.float64), torch.arange(1))
+        problems.append(Problem(box, box, unsafe, lambda point: False))  # none is recognised
+    found = decide_together(Subject.of(module, (1,)), problems, Deadline())
+    assert found is not None and found[0].verdict is Verdict.UNKNOWN
+    assert found[0].cause is Cause.TOO_CLOSE
+
+
 def test_problems_that_differ_are_not_decided_together() -> None:
     _, problems = many_problems([0.1] * 4, 0)
     other = problems[0].unsafe

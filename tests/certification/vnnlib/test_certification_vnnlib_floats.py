@@ -109,6 +109,16 @@ def test_holds_is_exact_and_finite() -> None:
     assert not strict.holds([1.0, 1.0]) and strict.holds([1.0, 1.5])
 
 
+def test_cases_are_unsafe_at_exact_and_finite_outputs() -> None:
+    tenth = conjunction_of([[Fraction(1), Fraction(0)]], [Fraction(-1, 10)])  # Y_0 <= 0.1
+    case = Case((Fraction(0),), (Fraction(1),), (tenth,))
+    assert not case.unsafe_at([0.1, 0.0])  # the float lies above the decimal
+    assert case.unsafe_at([math.nextafter(0.1, 0), 0.0])
+    for number in (-math.inf, math.inf, math.nan):
+        assert not case.unsafe_at([number, 0.0])
+        assert not case.unsafe_at([-1.0, number])
+
+
 def test_strict_bounds_of_inputs() -> None:
     (case,) = parse("(assert (> X_0 0.5))(assert (< X_0 1))(assert (>= X_0 0.5))").cases
     assert (case.lower, case.upper) == ((Fraction(1, 2),), (Fraction(1),))
