@@ -73,6 +73,8 @@ def _region(x: Tensor | Box, eps: Radius | None, domain: Domain) -> Box:
         lower, upper = (t.double() for t in x.corners)
         if not bool((lower <= upper).all()):
             raise UserError("the box is empty: a lower corner lies above the upper one")
+        if not bool((lower.isfinite() & upper.isfinite()).all()):
+            raise UserError("the box is not bounded: its corners must be finite numbers")
         return Box(lower, upper)
     if eps is None:
         raise UserError("eps is missing: the radius around x")
