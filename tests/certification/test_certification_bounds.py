@@ -139,3 +139,12 @@ def test_verify_in_another_domain() -> None:
     assert tr.verify(net, x, 0, eps=1.5, domain=(-3, 1.75)).verdict == "verified"
     answer = tr.verify(net, x, 0, eps=1.5, domain=None)
     assert answer.verdict == "falsified" and float(answer.counterexample) >= 2
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, torch.inf), (-torch.inf, 0.0), (-torch.inf,) * 2])
+@pytest.mark.parametrize("method", ["ibp", "crown"])
+def test_a_box_without_end_is_refused(low: float, high: float, method: str) -> None:
+    """Its bounds were not numbers."""
+    box = tr.Box(torch.tensor([[0.0, low]]), torch.tensor([[1.0, high]]))
+    with pytest.raises(UserError, match="the box is not bounded"):
+        tr.bounds(nn.Linear(2, 2), box, method=method)
