@@ -6,7 +6,6 @@ The package is as it was afterwards: tables are patched, no file is touched.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -95,12 +94,14 @@ def turned_zonotope(op: ops.Op, z: Any, *, counter: Any) -> Any:
     return zonotope.Zonotope(z.center.flip(1), z.generators.flip(2), z.terms)
 
 
-RULES: dict[str, tuple[dict[type[ops.Op], Callable[..., Any]], Any, Any]] = {
-    "points": (evaluate.RULES, lambda op, x: x.abs(), lambda op, x: x.flip(1)),
-    "rounding": (
-        rounding.RULES,
-        lambda op, x: rounding.Rounded(x.value.abs(), x.error),
-        lambda op, x: x.map(lambda t: t.flip(1)),
+RULES: dict[str, tuple[dict[type[ops.Op], Any], Any, Any]] = {
+    "points": (
+        evaluate.TABLE,
+        evaluate.Row(
+            lambda op, x: x.abs(),
+            lambda rule, op, x: rounding.Rounded(rule(op, x.value), x.error),
+        ),
+        evaluate.Row(lambda op, x: x.flip(1), rounding.rearranged),
     ),
     "interval": (interval.RULES, absolute_box, turned_box),
     "zonotope": (zonotope.RULES, zonotope.by_intervals, turned_zonotope),

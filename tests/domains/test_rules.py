@@ -10,12 +10,11 @@ from tightrope.domains import interval, zonotope
 from tightrope.domains.linear import magnitudes, relaxations, rules
 from tightrope.domains.milp import expressions
 from tightrope.domains.reduced import reduction
-from tightrope.graph import evaluate, ops, rounding
+from tightrope.graph import evaluate, ops
 
 EVERY = set(ops.ALL_OPS) - {ops.Input}
 TABLES: dict[str, Collection[type[ops.Op]]] = {
-    "points": evaluate.RULES,
-    "rounding": rounding.RULES,
+    "points": evaluate.TABLE,
     "interval": interval.RULES,
     "zonotope": zonotope.RULES,
     "linear": rules.RULES,

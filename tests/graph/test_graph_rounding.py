@@ -14,8 +14,9 @@ from torch import Tensor
 from tightrope.box import Box
 from tightrope.errors import UserError
 from tightrope.graph import Graph, ops
+from tightrope.graph.evaluate import ROUNDED_RULES as RULES
 from tightrope.graph.graph import Node
-from tightrope.graph.rounding import RULES, Rounded, growth
+from tightrope.graph.rounding import Rounded, growth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

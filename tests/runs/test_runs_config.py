@@ -14,6 +14,7 @@ import tomli_w
 
 import tightrope as tr
 from tightrope.reading import flatten
+from tightrope.runs.config import METHODS as OPTIONS
 from tightrope.runs.config import SETTINGS, Config, read_config, unknown_settings
 from tightrope.training.objectives import METHODS
 from tightrope.training.settings import Settings, describe_settings
@@ -28,6 +29,10 @@ def table(**given: Any) -> dict[str, Any]:
 
 def test_the_names_are_those_that_training_knows() -> None:
     assert list(SETTINGS) == [name for name, _, _ in describe_settings()]
+    declared = {n: (m.section, tuple(m.hyperparameters())) for n, m in METHODS.items()}
+    assert {n: (table, set(o)) for n, (table, o) in OPTIONS.items()} == {
+        n: (table, set(o)) for n, (table, o) in declared.items()
+    }
 
 
 def test_plain_values() -> None:
@@ -47,16 +52,17 @@ def test_plain_values() -> None:
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_the_options_of_every_method_are_settings(method: str) -> None:
     assert unknown_settings(flatten(table(method=method))) == []
-    assert unknown_settings(flatten({**table(method=method), "wings": {"a": 1}})) in (
-        ["wings.a"],
-        [],  # the method has no options: a table of any name may be its
-    )
+    assert unknown_settings(flatten({**table(method=method), "wings": {"a": 1}})) == ["wings.a"]
 
 
 @pytest.mark.parametrize(
     ("values", "unknown"),
     [
         ({"nett": 1}, ["nett"]),
+        ({"method": "taps", "taps": {"weight": 1}}, []),
+        ({"method": "taps", "taps": {"weigth": 1}}, ["taps.weigth"]),
+        ({"method": "taps", "taps": {"weight": {"a": 1}}}, ["taps.weight"]),
+        ({"method": "mtl-ibp", "mtl-ibp": {"alpha": 1}}, ["mtl-ibp.alpha"]),
         ({"method": "own", "own": {"a": 1}}, []),
         ({"method": "own", "mine": {"a": 1}}, []),  # a method may call its options as it likes
         ({"method": "own", "own": {"a": 1}, "mine": {"a": 1}}, ["mine.a"]),
@@ -75,6 +81,11 @@ def test_names_that_are_no_settings(values: dict[str, Any], unknown: list[str]) 
     ("changes", "message"),
     [
         ({"nett": "mlp"}, "unknown setting 'nett'; did you mean 'net'?"),
+        (
+            {"method": "taps", "taps": {"weigth": 3}},
+            "unknown setting 'taps.weigth'; did you mean 'taps.weight'?",
+        ),
+        ({"method": "taps", "sabr": {"ratio": 0.4}}, "unknown setting 'sabr.ratio'"),
         ({"net": "cnn8"}, "did you mean 'cnn7'?"),
         ({"net": None}, "net is missing"),
         ({"data": 3}, "data must be a name or a path, got 3"),

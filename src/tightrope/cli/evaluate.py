@@ -46,33 +46,10 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the result a
 @_device
 @_wait
 @_json
-def attack(
-    *,
-    run: Path,
-    eps: str | None,
-    samples: int | None,
-    start: int,
-    steps: int,
-    restarts: int,
-    seed: int,
-    device: str | None,
-    wait: bool,
-    as_json: bool,
-) -> None:
+def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
     """Attack the test samples of a run with PGD."""
     with sample_bar("attacking", quiet=as_json) as update:
-        result = tr.attack(
-            run,
-            eps=eps,
-            samples=samples,
-            start=start,
-            steps=steps,
-            restarts=restarts,
-            seed=seed,
-            device=device,
-            wait=wait and tell_waiting,
-            progress=update,
-        )
+        result = tr.attack(run, wait=wait and tell_waiting, progress=update, **options)
     if as_json:
         print_json(result)
         return
@@ -82,8 +59,7 @@ def attack(
         [
             (
                 result.samples,
-                percent(result.natural),
-                percent(result.adversarial),
+                *map(percent, (result.natural, result.adversarial)),
                 f"{result.seconds:.1f}",
             )
         ],
@@ -107,25 +83,7 @@ def attack(
 @click.option("--force", is_flag=True, help="Discard an earlier certification.")
 @_wait
 @_json
-def certify(
-    *,
-    run: Path,
-    eps: str | None,
-    samples: int | None,
-    start: int,
-    stages: str,
-    timeout: float,
-    steps: int,
-    restarts: int,
-    split: str,
-    branching: str,
-    seed: int,
-    jobs: int,
-    device: str | None,
-    force: bool,
-    wait: bool,
-    as_json: bool,
-) -> None:
+def certify(run: Path, stages: str, wait: bool, as_json: bool, **options: Any) -> None:
     """Certify the test samples of a run; interrupted, it continues when called again."""
     with sample_bar("certifying", quiet=as_json) as update:
 
@@ -133,24 +91,9 @@ def certify(
             done = summary.verified + summary.falsified + summary.unknown
             update(done, summary.samples, f"certified {percent(summary.certified)}")
 
-        summary = tr.certify(
-            run,
-            eps=eps,
-            samples=samples,
-            start=start,
-            stages=tuple(name.strip() for name in stages.split(",")),
-            timeout=timeout,
-            steps=steps,
-            restarts=restarts,
-            split=split,
-            branching=branching,
-            seed=seed,
-            jobs=jobs,
-            device=device,
-            force=force,
-            wait=wait and tell_waiting,
-            progress=progress,
-        )
+        names = tuple(name.strip() for name in stages.split(","))
+        queue = wait and tell_waiting
+        summary = tr.certify(run, stages=names, wait=queue, progress=progress, **options)
     if as_json:
         print_json(summary.to_json())
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.padding import Padding
@@ -31,18 +31,11 @@ if TYPE_CHECKING:
 @click.option("--wait", is_flag=True, help="Wait while another command uses a run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def reproduce(
-    *,
     name: str | None,
     listing: bool,
-    scale: str,
-    out: Path | None,
-    jobs: int | None,
-    only: str | None,
-    samples: int | None,
-    timeout: float | None,
     pairs: tuple[str, ...],
-    wait: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Make a table or figure of the paper, with a verdict on each of its claims.
 
@@ -61,19 +54,9 @@ def reproduce(
         return
     if name is None:
         raise UserError(f"name an experiment, or use --list: {', '.join(EXPERIMENTS)}")
+    options |= parse_pairs(pairs)
     with nullcontext() if as_json else RunBars() as display:
-        result = tr.reproduce(
-            name,
-            scale=scale,
-            out=out,
-            jobs=jobs,
-            only=only,
-            samples=samples,
-            timeout=timeout,
-            wait=wait,
-            display=display,
-            **parse_pairs(pairs),
-        )
+        result = tr.reproduce(name, display=display, **options)
     if as_json:
         print_json({"folder": result.folder, "ok": result.ok, **to_json(result)})
     else:

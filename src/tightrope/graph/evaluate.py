@@ -1,13 +1,15 @@
-"""Concrete evaluation: the rule of each op on points.
+"""Evaluation on points: a row per operation, with its rule and with what rounding does to it.
 
 BatchNorm uses the statistics the op holds, as in inference; training statistics are the
-business of `tightrope.training.batchnorm`.
+business of `tightrope.training.batchnorm`. What is assumed of rounding is said in `rounding.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,20 @@ from torch import Tensor
 
 from tightrope.graph import ops
 from tightrope.graph.dense import convolve
+from tightrope.graph.rounding import ELEMENTARY, Rounded, growth, once, outwards, rearranged, summed
+
+# Roundings of any of BatchNorm's usual forms.
+_BATCH_NORM = 16
+
+
+class Row(NamedTuple):
+    """How an operation is evaluated: `value(op, *points)`.
+
+    `rounded(value, op, *points)` does the same with points that are known up to rounding.
+    """
+
+    value: Callable[..., Any]
+    rounded: Callable[..., Rounded]
 
 
 def _batch_norm(op: ops.BatchNorm, x: Tensor) -> Tensor:
@@ -34,27 +50,98 @@ def batchnorm_map(op: ops.BatchNorm) -> tuple[Tensor, Tensor]:
     return factor, offset
 
 
-RULES: dict[type[ops.Op], Callable[..., Any]] = {
-    ops.Linear: lambda op, x: F.linear(x, op.weight, op.bias),
-    ops.Conv2d: convolve,
-    ops.BatchNorm: _batch_norm,
-    ops.Shift: lambda op, x: x - op.offset if op.subtract else x + op.offset,
-    ops.Scale: lambda op, x: x / op.factor if op.divide else x * op.factor,
-    ops.AvgPool: lambda op, x: F.avg_pool2d(
-        x, op.kernel, op.stride, op.padding, op.ceil_mode, op.count_include_pad
+def _rounded_batch_norm(rule: Any, op: ops.BatchNorm, x: Rounded) -> Rounded:
+    shape = (-1,) + (1,) * (x.value.dim() - 2)
+    factor, _ = batchnorm_map(op)
+    scale, mean = factor.abs().view(shape), op.mean.abs().view(shape)
+    bias = 0.0 if op.bias is None else op.bias.abs().view(shape)
+    magnitude = (x.value.abs() + mean) * scale + bias
+    error = growth(_BATCH_NORM, magnitude.dtype) * magnitude + x.error * scale
+    return outwards(rule(op, x.value), error, absolute=scale + 1)
+
+
+def _rounded_conv(rule: Any, op: ops.Conv2d, x: Rounded) -> Rounded:
+    """Without the matrix of small convolutions, whose zeros make NaN of what has overflowed."""
+
+    def directly(o: ops.Conv2d, v: Tensor) -> Tensor:
+        return F.conv2d(v, o.weight, o.bias, o.stride, o.padding, o.dilation, o.groups)
+
+    return summed(directly, op, x, op.weight[0].numel() + 1)
+
+
+def _rounded_scale(rule: Any, op: ops.Scale, x: Rounded) -> Rounded:
+    value = rule(op, x.value)
+    carried = rule(ops.Scale(op.factor.abs(), op.divide), x.error)
+    return outwards(value, growth(3, value.dtype) * value.abs() + carried)
+
+
+def _rounded_pad(rule: Any, op: ops.Pad, x: Rounded) -> Rounded:
+    return Rounded(rule(op, x.value), F.pad(x.error, op.pads))
+
+
+def _rounded_leaky(rule: Any, op: ops.LeakyRelu, x: Rounded) -> Rounded:
+    value = rule(op, x.value)
+    return outwards(value, growth(2, value.dtype) * value.abs() + x.error * max(1.0, op.slope))
+
+
+def _rounded_sigmoid(rule: Any, op: ops.Sigmoid, x: Rounded) -> Rounded:
+    value = rule(op, x.value)
+    return outwards(value, ELEMENTARY * torch.finfo(value.dtype).eps + x.error)
+
+
+def _rounded_tanh(rule: Any, op: ops.Tanh, x: Rounded) -> Rounded:
+    value = rule(op, x.value)
+    return outwards(value, ELEMENTARY * torch.finfo(value.dtype).eps * value.abs() + x.error)
+
+
+TABLE: dict[type[ops.Op], Row] = {
+    ops.Linear: Row(
+        lambda op, x: F.linear(x, op.weight, op.bias),
+        lambda rule, op, x: summed(rule, op, x, op.weight.shape[1] + 1),
     ),
-    ops.MaxPool: lambda op, x: F.max_pool2d(
-        x, op.kernel, op.stride, op.padding, op.dilation, op.ceil_mode
+    ops.Conv2d: Row(convolve, _rounded_conv),
+    ops.BatchNorm: Row(_batch_norm, _rounded_batch_norm),
+    ops.Shift: Row(lambda op, x: x - op.offset if op.subtract else x + op.offset, once),
+    ops.Scale: Row(lambda op, x: x / op.factor if op.divide else x * op.factor, _rounded_scale),
+    ops.AvgPool: Row(
+        lambda op, x: F.avg_pool2d(
+            x, op.kernel, op.stride, op.padding, op.ceil_mode, op.count_include_pad
+        ),
+        lambda rule, op, x: summed(rule, op, x, math.prod(op.kernel) + 1),
     ),
-    ops.Reshape: lambda op, x: x.reshape(x.shape[0], *op.shape),
-    ops.Permute: lambda op, x: x.permute(op.dims),
-    ops.Pad: lambda op, x: F.pad(x, op.pads, value=op.value),
-    ops.Slice: lambda op, x: x[(slice(None), *op.index)],
-    ops.Concat: lambda op, *xs: torch.cat(xs, op.dim),
-    ops.Add: lambda op, a, b: a + b,
-    ops.Sub: lambda op, a, b: a - b,
-    ops.Relu: lambda op, x: F.relu(x),
-    ops.LeakyRelu: lambda op, x: F.leaky_relu(x, op.slope),
-    ops.Sigmoid: lambda op, x: torch.sigmoid(x),
-    ops.Tanh: lambda op, x: torch.tanh(x),
+    ops.MaxPool: Row(
+        lambda op, x: F.max_pool2d(x, op.kernel, op.stride, op.padding, op.dilation, op.ceil_mode),
+        rearranged,
+    ),
+    ops.Reshape: Row(lambda op, x: x.reshape(x.shape[0], *op.shape), rearranged),
+    ops.Permute: Row(lambda op, x: x.permute(op.dims), rearranged),
+    ops.Pad: Row(lambda op, x: F.pad(x, op.pads, value=op.value), _rounded_pad),
+    ops.Slice: Row(lambda op, x: x[(slice(None), *op.index)], rearranged),
+    ops.Concat: Row(lambda op, *xs: torch.cat(xs, op.dim), rearranged),
+    ops.Add: Row(lambda op, a, b: a + b, once),
+    ops.Sub: Row(lambda op, a, b: a - b, once),
+    ops.Relu: Row(lambda op, x: F.relu(x), lambda rule, op, x: Rounded(rule(op, x.value), x.error)),
+    ops.LeakyRelu: Row(lambda op, x: F.leaky_relu(x, op.slope), _rounded_leaky),
+    ops.Sigmoid: Row(lambda op, x: torch.sigmoid(x), _rounded_sigmoid),
+    ops.Tanh: Row(lambda op, x: torch.tanh(x), _rounded_tanh),
 }
+
+
+class _Column(Mapping[type[ops.Op], Callable[..., Any]]):
+    """The rules of one column of the table, by operation."""
+
+    def __init__(self, read: Callable[[Row], Callable[..., Any]]) -> None:
+        self.read = read
+
+    def __getitem__(self, kind: type[ops.Op]) -> Callable[..., Any]:
+        return self.read(TABLE[kind])
+
+    def __iter__(self) -> Iterator[type[ops.Op]]:
+        return iter(TABLE)
+
+    def __len__(self) -> int:
+        return len(TABLE)
+
+
+RULES = _Column(lambda row: row.value)
+ROUNDED_RULES = _Column(lambda row: partial(row.rounded, row.value))

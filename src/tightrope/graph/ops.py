@@ -1,6 +1,14 @@
 """The operations a network is made of.
 
-The set is closed on purpose: a domain is complete when it has one rule for each class here.
+The set is closed on purpose: a domain is complete when it has one rule for each class here. A new
+one takes a class here (listed in `ALL_OPS`), a converter from PyTorch's operators
+(`trace/converters.py`), and a row in the table at the end of
+
+- `evaluate.py`: its value at points, and what rounding does to it;
+- `domains/interval.py`: its boxes;
+- each tighter domain: `domains/zonotope.py`, `domains/linear/rules.py` and `magnitudes.py`,
+  `domains/milp/expressions.py`. Where it has no rule, it is named in the list above the table.
+
 Ops hold the *live* tensors of the traced module, so bounds and attacks see every optimiser
 step and gradients reach the parameters. Shapes never include the batch dimension.
 """

@@ -19,8 +19,9 @@ from torch import Tensor
 from tightrope.box import Box
 from tightrope.errors import UserError
 from tightrope.graph import ops
+from tightrope.graph.evaluate import ROUNDED_RULES
 from tightrope.graph.graph import Graph
-from tightrope.graph.rounding import RULES, Rounded
+from tightrope.graph.rounding import Rounded
 from tightrope.precision import full_precision
 
 # Magnitudes of the random inputs.
@@ -65,7 +66,7 @@ def same_nodes(
         for i, node in enumerate(graph.nodes):
             if not isinstance(node.op, ops.Input):
                 inputs = [values[j] for j in node.inputs]
-                values[i] = RULES[type(node.op)](node.op, *inputs)
+                values[i] = ROUNDED_RULES[type(node.op)](node.op, *inputs)
                 for j in set(node.inputs):
                     if last_use[j] == i:
                         del values[j]
@@ -83,7 +84,7 @@ def same_outputs(
 ) -> Tensor:
     """Compare the outputs; return how far rounding on whole paths may lead from them."""
     with full_precision():
-        ours: Rounded = graph.propagate(RULES, Rounded.known(points))[len(graph.nodes) - 1]
+        ours: Rounded = graph.propagate(ROUNDED_RULES, Rounded.known(points))[len(graph.nodes) - 1]
         _compare(ours, theirs, f"{what} in its outputs")
     return ours.error
 

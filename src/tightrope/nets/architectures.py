@@ -1,27 +1,25 @@
 """The networks of the certified-training literature, as plain `nn.Sequential`.
 
-Every builder takes the shape of one input and the number of classes; its keyword arguments,
-with their defaults, are the network's settings. `width` is the number of channels of the first
-convolution (of each hidden layer in `mlp`); the other convolutions keep their ratio to it.
+Every builder takes the shape of one input and the number of classes; its keyword arguments are the
+network's settings, whose defaults are in `summaries.py`. `width` is the number of channels of the
+first convolution (of each hidden layer in `mlp`); the other convolutions keep their ratio to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import nn
 
 from tightrope.errors import UserError
 from tightrope.nets.layers import Residual, Stack
 
+Convolution = tuple[int, int, int, int]  # channels in widths, kernel, stride, padding
+
 
 def mlp(
-    input_shape: Sequence[int],
-    num_classes: int,
-    *,
-    width: int = 256,
-    depth: int = 2,
-    batch_norm: bool = True,
+    input_shape: Sequence[int], num_classes: int, *, width: int, depth: int, batch_norm: bool
 ) -> nn.Sequential:
     """Build `depth` hidden linear layers of `width` neurons; takes images and flat inputs."""
     stack = Stack(input_shape, batch_norm).flatten()
@@ -30,120 +28,27 @@ def mlp(
     return stack.logits(num_classes)
 
 
-def cnn3(
-    input_shape: Sequence[int], num_classes: int, *, width: int = 16, batch_norm: bool = True
+def convolutional(
+    convolutions: Sequence[Convolution],
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    width: int,
+    batch_norm: bool,
+    hidden: int | None = None,
 ) -> nn.Sequential:
-    """Build two convolutions and a linear layer; `width=1` is the literature's "tiny" net."""
+    """Build convolutions and a linear layer, or two with `hidden` neurons between them."""
     stack = Stack(input_shape, batch_norm)
-    stack.conv(width, kernel=5, stride=2, padding=2)
-    stack.conv(2 * width, kernel=4, stride=2, padding=1)
-    return stack.flatten().logits(num_classes)
-
-
-def cnn4(
-    input_shape: Sequence[int],
-    num_classes: int,
-    *,
-    width: int = 16,
-    hidden: int = 512,
-    batch_norm: bool = True,
-) -> nn.Sequential:
-    """Build the convolutions of `cnn3` and two linear layers."""
-    stack = Stack(input_shape, batch_norm)
-    stack.conv(width, kernel=5, stride=2, padding=2)
-    stack.conv(2 * width, kernel=4, stride=2, padding=1)
-    return stack.flatten().linear(hidden).logits(num_classes)
-
-
-def cnn5(
-    input_shape: Sequence[int],
-    num_classes: int,
-    *,
-    width: int = 16,
-    hidden: int = 512,
-    batch_norm: bool = True,
-) -> nn.Sequential:
-    """Build three convolutions and two linear layers."""
-    stack = Stack(input_shape, batch_norm)
-    stack.conv(width, kernel=3, stride=1, padding=1)
-    stack.conv(width, kernel=4, stride=2, padding=1)
-    stack.conv(2 * width, kernel=4, stride=2, padding=1)
-    return stack.flatten().linear(hidden).logits(num_classes)
-
-
-def cnn7(
-    input_shape: Sequence[int],
-    num_classes: int,
-    *,
-    width: int = 64,
-    hidden: int = 512,
-    batch_norm: bool = True,
-) -> nn.Sequential:
-    """Build five convolutions, the third of stride 2, and two linear layers."""
-    stack = _first_four_of_cnn7(Stack(input_shape, batch_norm), width)
-    stack.conv(2 * width, kernel=3, stride=1, padding=1)
-    return stack.flatten().linear(hidden).logits(num_classes)
-
-
-def cnn7_tin(
-    input_shape: Sequence[int],
-    num_classes: int,
-    *,
-    width: int = 64,
-    hidden: int = 512,
-    batch_norm: bool = True,
-) -> nn.Sequential:
-    """Build `cnn7` for TinyImageNet, where the fifth convolution has stride 2 as well."""
-    stack = _first_four_of_cnn7(Stack(input_shape, batch_norm), width)
-    stack.conv(2 * width, kernel=3, stride=2, padding=1)
-    return stack.flatten().linear(hidden).logits(num_classes)
-
-
-def _first_four_of_cnn7(stack: Stack, width: int) -> Stack:
-    stack.conv(width, kernel=3, stride=1, padding=1)
-    stack.conv(width, kernel=3, stride=1, padding=1)
-    stack.conv(2 * width, kernel=3, stride=2, padding=1)
-    return stack.conv(2 * width, kernel=3, stride=1, padding=1)
-
-
-def convmed(
-    input_shape: Sequence[int],
-    num_classes: int,
-    *,
-    width: int = 32,
-    hidden: int = 250,
-    batch_norm: bool = False,
-) -> nn.Sequential:
-    """Build COLT's ConvMed: two convolutions and two linear layers."""
-    stack = Stack(input_shape, batch_norm)
-    stack.conv(width, kernel=5, stride=2, padding=2)
-    stack.conv(4 * width, kernel=4, stride=2, padding=1)
-    return stack.flatten().linear(hidden).logits(num_classes)
-
-
-def convmedbig(
-    input_shape: Sequence[int],
-    num_classes: int,
-    *,
-    width: int = 32,
-    hidden: int = 250,
-    batch_norm: bool = False,
-) -> nn.Sequential:
-    """Build COLT's ConvMedBig: three convolutions and two linear layers."""
-    stack = Stack(input_shape, batch_norm)
-    stack.conv(width, kernel=3, stride=1, padding=1)
-    stack.conv(width, kernel=4, stride=2, padding=1)
-    stack.conv(4 * width, kernel=4, stride=2, padding=1)
-    return stack.flatten().linear(hidden).logits(num_classes)
+    for channels, kernel, stride, padding in convolutions:
+        stack.conv(channels * width, kernel, stride, padding)
+    stack.flatten()
+    if hidden is not None:
+        stack.linear(hidden)
+    return stack.logits(num_classes)
 
 
 def resnet(
-    input_shape: Sequence[int],
-    num_classes: int,
-    *,
-    width: int = 16,
-    blocks: int = 3,
-    batch_norm: bool = True,
+    input_shape: Sequence[int], num_classes: int, *, width: int, blocks: int, batch_norm: bool
 ) -> nn.Sequential:
     """Build a small residual network; each block halves the image and doubles the channels."""
     stack = Stack(input_shape, batch_norm).conv(width, kernel=3, stride=1, padding=1)
@@ -158,3 +63,20 @@ def resnet(
     # A fixed window instead of adaptive pooling: every verifier and ONNX reader knows it.
     stack.add(nn.AvgPool2d((height, breadth)), (channels, 1, 1))
     return stack.flatten().logits(num_classes)
+
+
+_CNN7 = ((1, 3, 1, 1), (1, 3, 1, 1), (2, 3, 2, 1), (2, 3, 1, 1))
+_CONVOLUTIONS: dict[str, tuple[Convolution, ...]] = {
+    "cnn3": ((1, 5, 2, 2), (2, 4, 2, 1)),
+    "cnn4": ((1, 5, 2, 2), (2, 4, 2, 1)),
+    "cnn5": ((1, 3, 1, 1), (1, 4, 2, 1), (2, 4, 2, 1)),
+    "cnn7": (*_CNN7, (2, 3, 1, 1)),
+    "cnn7-tin": (*_CNN7, (2, 3, 2, 1)),
+    "convmed": ((1, 5, 2, 2), (4, 4, 2, 1)),
+    "convmedbig": ((1, 3, 1, 1), (1, 4, 2, 1), (4, 4, 2, 1)),
+}
+BUILDERS: dict[str, Callable[..., nn.Sequential]] = {
+    "mlp": mlp,
+    **{name: partial(convolutional, found) for name, found in _CONVOLUTIONS.items()},
+    "resnet": resnet,
+}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import nn
 
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.limits import NET_ARGUMENT, NET_INPUTS, NET_LAYERS, NET_PARAMETERS, Limit
-from tightrope.nets import architectures
+from tightrope.nets.architectures import BUILDERS
 from tightrope.nets.messages import one_line
 from tightrope.nets.normalize import Normalize, Numbers, check_statistics
 from tightrope.nets.summaries import SUMMARIES
@@ -25,21 +24,15 @@ MOST_DIMENSIONS = 8
 
 @dataclass(frozen=True)
 class NetSpec:
-    """One named architecture."""
+    """One named architecture: how it is built, and its settings with their defaults."""
 
     name: str
     builder: Callable[..., nn.Sequential]
-    description: str
-
-    @property
-    def arguments(self) -> dict[str, int | bool]:
-        """The settings that the network takes, with their defaults."""
-        parameters = inspect.signature(self.builder).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    arguments: Mapping[str, int | bool]
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, int | bool]:
         """Return all settings: the defaults, replaced by those that are given and not None."""
-        resolved = self.arguments
+        resolved = dict(self.arguments)
         for name, value in given.items():
             if name not in resolved:
                 takes = ", ".join(resolved)
@@ -57,10 +50,7 @@ class NetSpec:
         return check_count(f"{name} of {self.name!r}", value, limit)
 
 
-NETS: dict[str, NetSpec] = {
-    s.name: NetSpec(s.name, getattr(architectures, s.name.replace("-", "_")), s.description)
-    for s in SUMMARIES
-}
+NETS = {s.name: NetSpec(s.name, BUILDERS[s.name], s.arguments) for s in SUMMARIES}
 
 
 def find(name: str) -> NetSpec:

@@ -1,7 +1,7 @@
 """The networks by name, as `tightrope nets` lists them: known without building one, or torch.
 
-A row names a builder in `architectures.py` (`cnn7-tin` is `cnn7_tin`). Sizes and settings are those
-of the network that it builds for MNIST; a test compares them.
+A row is for the builder of that name in `architectures.py`. Sizes are those of the network that it
+builds for MNIST; a test compares them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NetSummary:
-    """What `tightrope nets` shows of one network; the counts are for MNIST."""
+    """What `tightrope nets` shows of one network: sizes for MNIST, settings with their defaults."""
 
     name: str
     layers: str

@@ -20,7 +20,7 @@ from tightrope.radius import parse_radius
 from tightrope.reading import MADE_WITH, flatten, parse_toml, read_text
 from tightrope.runs.found import Found
 
-# The names that training knows, in the order of the file. A method's own options come in a table.
+# The names that training knows, in the order of the file; a test compares them.
 SETTINGS = (
     *("data", "data_dir", "train_samples", "validation"),
     *("net", "width", "hidden", "depth", "blocks", "batch_norm", "normalize", "initialization"),
@@ -29,6 +29,31 @@ SETTINGS = (
     *("decay_epochs", "decay_factor", "clip", "l1", "regularizer_weight", "natural_weight"),
     *("precise_bn", "average_from", "select", "seed", "device"),
 )
+_ATTACK = ("steps", "restarts", "step_size")
+_LATENT = (
+    *("classifier_relus", "weight", "connector", *_ATTACK, "estimators", "loss", "scale"),
+    *("step_decay", "decay_from", "connected", "shrink"),
+)
+# By method: the table of its own options, and their names.
+METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "standard": ("standard", ()),
+    "pgd": ("pgd", _ATTACK),
+    "multi-pgd": ("multi-pgd", _ATTACK),
+    "ibp": ("ibp", ()),
+    "sabr": ("sabr", ("ratio", *_ATTACK, "step_decay", "shrink", "start")),
+    "taps": ("taps", _LATENT),
+    "staps": (
+        "staps",
+        (
+            *(*_LATENT, "ratio", "attack_steps", "attack_restarts"),
+            *("attack_step_size", "attack_step_decay", "attack_start"),
+        ),
+    ),
+    "mtl-ibp": ("mtl", ("alpha", *_ATTACK, "attack_scale")),
+    "cc-ibp": ("cc", ("alpha", *_ATTACK, "attack_scale")),
+    "exp-ibp": ("exp", ("alpha", *_ATTACK, "attack_scale")),
+    "ibp-r": ("ibp-r", ("area_weight", "masked", *_ATTACK)),
+}
 # Settings that have an option of their own on the command line.
 OPTIONS = ("data", "data_dir", "net", "method", "eps", "epochs", "seed", "device")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -57,7 +82,7 @@ class Config:
         values = flatten(table)
         unknown = unknown_settings(values)
         if unknown:
-            raise unknown_name("setting", unknown[0], SETTINGS)
+            raise unknown_name("setting", unknown[0], known_settings(values))
         net = _text(values, "net")
         nets.find(net)
         return cls(
@@ -98,22 +123,29 @@ def read_config(path: Path) -> Found[dict[str, Any]]:
 
 
 def unknown_settings(values: Mapping[str, Any]) -> list[str]:
-    """Return the names that are no settings, as far as that can be told without the method.
+    """Return the names that are no settings.
 
-    Its options are in one table, of its name or the beginning of it unless it says otherwise.
+    Of a method that is not ours only that is known: its options are in one table, of its name or
+    the beginning of it unless it says otherwise.
     """
+    known, method = known_settings(values), str(values.get("method"))
     tables = {name.partition(".")[0] for name in values if "." in name}
-    named = {table for table in tables if str(values.get("method")).startswith(table)}
-    own = (named or tables) - {*SETTINGS}
+    named = {table for table in tables if method.startswith(table)}
+    own = set() if method in METHODS else (named or tables) - {*SETTINGS}
 
-    def known(name: str, value: Any) -> bool:
+    def strange(name: str, value: Any) -> bool:
         table, dot, option = name.partition(".")
-        if not dot:
-            return name in SETTINGS
-        words = _WORD.fullmatch(table) and _WORD.fullmatch(option)
-        return own == {table} and bool(words) and not isinstance(value, Mapping)
+        words = dot and _WORD.fullmatch(table) and _WORD.fullmatch(option)
+        free = own == {table} and bool(words)
+        return (name not in known and not free) or (bool(dot) and isinstance(value, Mapping))
 
-    return sorted(name for name, value in values.items() if not known(name, value))
+    return sorted(name for name, value in values.items() if strange(name, value))
+
+
+def known_settings(values: Mapping[str, Any]) -> list[str]:
+    """Return the names of all settings, with those of the method's options if it is ours."""
+    table, options = METHODS.get(str(values.get("method")), ("", ()))
+    return [*SETTINGS, *(f"{table}.{option}" for option in options)]
 
 
 def train_arguments(values: Mapping[str, Any]) -> list[str]:

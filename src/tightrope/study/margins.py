@@ -24,15 +24,13 @@ from tightrope.certification.search import optimum
 from tightrope.certification.subjects import Subject
 from tightrope.domains.milp import program as milp
 from tightrope.files import open_to_append, write_json, write_text
-from tightrope.graph import Graph, trace
+from tightrope.graph import trace
 from tightrope.precision import full_precision
 from tightrope.runs.examination import Examination, batch_seed, examine
 from tightrope.runs.folder import ESTIMATED, EXACT, SPLITS, Run
 from tightrope.runs.found import read_objects
-from tightrope.training.batchnorm import FixedModel, evaluation_model
-from tightrope.training.estimating import BATCH, estimated_margin, estimators, trained_split
+from tightrope.training.estimating import estimated_margin, estimators, evaluated, trained_split
 from tightrope.training.objectives import STAPS, TAPS, Objective
-from tightrope.training.objectives.propagation import evaluation_batch
 
 Progress = Callable[[int, int], None]
 
@@ -55,7 +53,7 @@ def estimate_margins(run: Run, options: Mapping[str, Any], progress: Progress) -
     }
     chosen = {name: known[name] for name in names if name != "natural"}
     found: dict[str, list[float]] = {name: [] for name in names}
-    for model, x, y, first in _batches(examination, graph, relus, progress):
+    for model, x, y, first in evaluated(examination, graph, relus, progress):
         if "natural" in found:
             found["natural"] += _rounded(-worst_margin(model.logits, y))
         for name, objective in chosen.items():
@@ -72,7 +70,7 @@ def measure_splits(run: Run, options: Mapping[str, Any], progress: Progress) -> 
     relus: Sequence[int] = options["relus"]
     robust = dict.fromkeys(relus, 0)
     graph = trace(examination.module, examination.input_shape)
-    for model, x, y, first in _batches(examination, graph, max(relus), progress):
+    for model, x, y, first in evaluated(examination, graph, max(relus), progress):
         for k in relus:
             torch.manual_seed(batch_seed(0, first))
             margins = estimated_margin(TAPS(k, loss="taps"), model, x, y, float(examination.eps))
@@ -81,21 +79,6 @@ def measure_splits(run: Run, options: Mapping[str, Any], progress: Progress) -> 
     settings = {**options, **run.fingerprints()}
     accuracies = {str(k): count / total for k, count in robust.items()}
     write_json(run.folder / SPLITS, {"settings": settings, "accuracies": accuracies})
-
-
-def _batches(
-    examination: Examination, graph: Graph, relus: int, progress: Progress
-) -> Iterator[tuple[FixedModel, Tensor, Tensor, int]]:
-    """Yield batches as `tightrope estimate` makes them: same numbers, sample by sample."""
-    size = min(BATCH, evaluation_batch(graph.split(relus)[1]))
-    total = len(examination.indices)
-    with torch.random.fork_rng(), torch.no_grad(), full_precision():
-        for first in range(0, total, size):
-            indices, x, y = examination.batch(first, first + size)
-            if x.dim() == 4:
-                x = x.contiguous(memory_format=torch.channels_last)
-            yield evaluation_model(graph, x), x, y, int(indices[0])
-            progress(min(first + size, total), total)
 
 
 def _rounded(margins: Tensor) -> list[float]:

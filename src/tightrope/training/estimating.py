@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -111,22 +111,29 @@ def _count_robust(
     progress: Callable[[int, int], None],
 ) -> dict[str, int]:
     """Return how many samples each approximation considers robust."""
-    size = min(BATCH, evaluation_batch(graph.split(relus)[1]))
     counts = dict.fromkeys(("natural", *objectives), 0)
+    for model, x, y, first in evaluated(examination, graph, relus, progress):
+        counts["natural"] += int((~misclassified(model.logits, y)).sum())
+        for name, objective in objectives.items():
+            torch.manual_seed(batch_seed(seed, first))
+            margins = estimated_margin(objective, model, x, y, float(examination.eps))
+            counts[name] += int((margins > 0).sum())
+    return counts
+
+
+def evaluated(
+    examination: Examination, graph: Graph, relus: int, progress: Callable[[int, int], None]
+) -> Iterator[tuple[FixedModel, Tensor, Tensor, int]]:
+    """Yield batches that suit a split: the network, inputs, labels, the first sample's number."""
+    size = min(BATCH, evaluation_batch(graph.split(relus)[1]))
     total = len(examination.indices)
     with torch.random.fork_rng(), torch.no_grad(), full_precision():
         for first in range(0, total, size):
             indices, x, y = examination.batch(first, first + size)
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
-            model = evaluation_model(graph, x)
-            counts["natural"] += int((~misclassified(model.logits, y)).sum())
-            for name, objective in objectives.items():
-                torch.manual_seed(batch_seed(seed, int(indices[0])))
-                margins = estimated_margin(objective, model, x, y, float(examination.eps))
-                counts[name] += int((margins > 0).sum())
+            yield evaluation_model(graph, x), x, y, int(indices[0])
             progress(min(first + size, total), total)
-    return counts
 
 
 def estimators(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tightrope.attacks import attack_margins, latent, latent_steps
-from tightrope.attacks.kernels import chain_attack, chains, increments, last_layer, layouts, reduced
+from tightrope.attacks.kernels import chain_attack, chains, increments, last_layer, reduced
 from tightrope.attacks.kernels.chains import chain
 from tightrope.attacks.latent import wrong_classes
 from tightrope.attacks.pgd import WIDTH, Steps
@@ -44,8 +44,6 @@ def go(way: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(increments, "WIDTH", 0.0 if way == "followed" else WIDTH)
     patch.setattr(last_layer, "SMALLEST", 0 if way == "narrowed" else 1 << 60)
     patch.setattr(last_layer, "SHARE", 0)
-    if way == "narrowed":
-        patch.setattr(layouts, "FEW", 0)
 
 
 def shifted(layer: nn.Module) -> nn.Module:

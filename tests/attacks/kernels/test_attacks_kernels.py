@@ -14,7 +14,7 @@ from tightrope.attacks.kernels.lanes_kernel import (
     is_zero,
     scatter,
 )
-from tightrope.attacks.kernels.rows_kernel import add_rows, add_runs
+from tightrope.attacks.kernels.rows_kernel import add_rows
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -45,24 +45,6 @@ def test_sums_of_rows(length: int, dtype: type) -> None:
     assert goal[0] == before[0] and goal[-1] == before[-1]
     add(goal[1:-1], rows, 2, picks, places, amounts, 3, 3)
     np.testing.assert_allclose(goal, before, rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("length", [1, 3, 8, 16, 31, 100])
-def test_sums_of_runs_of_rows(length: int, dtype: type) -> None:
-    """Runs of length zero add nothing, and nothing outside the goal changes."""
-
-    @njit
-    def add(goal: np.ndarray, rows: np.ndarray, numbers: np.ndarray, runs: np.ndarray) -> None:
-        add_runs(goal, rows, numbers, runs)
-
-    random = np.random.default_rng(length)
-    goal, rows = random.random(length + 2).astype(dtype), random.random((6, length)).astype(dtype)
-    numbers, before = random.random(9).astype(dtype), goal.copy()
-    add(goal[1:-1], rows, numbers, np.array([[5, 0, 3], [0, 4, 2], [0, 0, 0]]))
-    before[1:-1] += numbers[5:8] @ rows[:3] + numbers[:2] @ rows[4:]
-    np.testing.assert_allclose(goal, before, rtol=1e-6)
-    assert goal[0] == before[0] and goal[-1] == before[-1]
 
 
 # --- rows of 16 ---------------------------------------------------------------------------------

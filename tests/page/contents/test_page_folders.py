@@ -138,12 +138,12 @@ def test_a_newer_version(tmp_path: Path) -> None:
     run.config.write_text("hovering = true\n" + run.config.read_text() + '[ibp]\nwings = "two"\n')
     _journal(run, 0, certainty=3, proof="a.bin")
     said = notices(run)
-    assert "config.toml has settings that this version does not know (hovering)" in said
+    assert "config.toml has settings that this version does not know (hovering, ibp.wings)" in said
     assert (
         "certification.jsonl has fields that this version does not know (certainty, proof)" in said
     )
     page = shown(run)
-    # Which options a method has only training knows: they are shown, whatever they are.
+    # They are shown, whatever they are.
     assert "hovering" in page.text and "ibp.wings" in page.text and "50.00 %" in page.text
     assert len(page.all("img")) == 13
 

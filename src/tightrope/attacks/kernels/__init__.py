@@ -25,8 +25,7 @@ How they are made:
 
 - `chain_attack` is the latent attack on chains; it draws the starting points on all threads.
 - `stability` says which ReLUs can change sign. `windows` lays out layers for `reduced` and
-  `small`, `layouts` for `increments`. Layers of a few channels, which only cuts before the first
-  layers leave behind, are followed window by window while much changes (`Layer.columns`).
+  `small`, `layouts` for `increments`.
 - `*_kernel` are the compiled loops: `reduction_kernel` makes the reduced classifier and
   `reduced_kernel` climbs in it; `changes_kernel` follows the changes of a step and
   `increments_kernel` climbs by them; `small_kernel`. The vector instructions of their innermost

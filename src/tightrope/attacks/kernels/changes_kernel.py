@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 from tightrope.attacks.kernels.chains import Array
 from tightrope.attacks.kernels.compiling import compiled
-from tightrope.attacks.kernels.rows_kernel import add_rows, add_runs
+from tightrope.attacks.kernels.rows_kernel import add_rows
 
 TOGETHER = 32  # rows that are added up together: those in use should stay in the cache
-MANY = 4  # a share of one in so many values, changed, is worth looking at all windows
 
 
 class Joint(NamedTuple):
@@ -32,7 +31,6 @@ class Joint(NamedTuple):
     picks: Array  # [values]: the row of its weights
     weights: Array  # [rows, patch]
     runs: Array  # [blocks, n, 3]: first pixel, first one of the patch, how many; or zeros
-    short: bool  # whether runs are so short that a patch is summed up before it is added
 
 
 class Layer(NamedTuple):
@@ -40,8 +38,6 @@ class Layer(NamedTuple):
 
     forwards: Joint
     backwards: Joint
-    columns: Array  # [patch, outputs]: weights, where few channels are below; or no rows
-    patches: Array  # [windows, n, 3]: first value, first one of the patch, how many; or zeros
 
 
 class State(NamedTuple):
@@ -63,8 +59,6 @@ class Changes(NamedTuple):
     stale: tuple[Array, ...]  # [pixels before the layer] whether a gradient or a ReLU has changed
     places: Array  # [2, values]
     amounts: Array
-    dense: Array  # [values] zeros, but for the listed ones in between
-    patch: Array  # [largest short patch]
 
 
 @compiled
@@ -106,11 +100,7 @@ def forwards(
     Behind the last layer, list and count the changes of the gradient that passes the ReLUs.
     """
     for k in range(len(layers)):
-        layer, values, touched = layers[k], state.hidden[k], changes.touched[k]
-        if len(layer.columns) and MANY * count > len(layer.forwards.picks):
-            _collect(count, layer, values, k, changes)
-        else:
-            _spread(count, layer.forwards, values, touched, changes, k % 2)
+        _spread(count, layers[k].forwards, state.hidden[k], changes.touched[k], changes, k % 2)
         if k < len(layers) - 1:
             count = _activations(state, k, changes)
         else:
@@ -224,45 +214,20 @@ def _spread(
     """Add the listed changes, times their weights, to the values that they reach."""
     places, amounts = changes.places[side], changes.amounts[side]
     blocks, runs, width = joint.blocks, joint.runs, len(values) // len(marks)
-    patch = changes.patch[: joint.weights.shape[1]]
     start = 0
     while start < count:
         block, end = blocks[places[start]], start + 1
         while end < count and blocks[places[end]] == block and end < start + TOGETHER:
             end += 1
-        if joint.short:
-            nothing = start - start
-            _fill(patch, 0)
-            add_rows(patch, joint.weights, nothing, joint.picks, places, amounts, start, end)
         for n in range(runs.shape[1]):
             to, source, length = runs[block, n, 0], runs[block, n, 1], runs[block, n, 2]
             if length == 0:
                 break
-            column = source * width
-            if joint.short:
-                for j in range(length * width):
-                    values[to * width + j] += patch[column + j]
-            else:
-                goal = values[to * width : (to + length) * width]
-                add_rows(goal, joint.weights, column, joint.picks, places, amounts, start, end)
+            goal, column = values[to * width : (to + length) * width], source * width
+            add_rows(goal, joint.weights, column, joint.picks, places, amounts, start, end)
             for mark in range(to, to + length):
                 marks[mark] = True
         start = end
-
-
-@compiled
-def _collect(count: int, layer: Layer, values: Array, k: int, changes: Changes) -> None:
-    """Do forwards what `_spread` does, but window by window: each looks at all values below it."""
-    places, amounts, marks = changes.places[k % 2], changes.amounts[k % 2], changes.touched[k]
-    dense, width = changes.dense, len(values) // len(marks)
-    for i in range(count):
-        dense[places[i]] = amounts[i]
-    for window in range(len(marks)):
-        goal = values[window * width : (window + 1) * width]
-        add_runs(goal, layer.columns, dense, layer.patches[window])
-    for i in range(count):
-        dense[places[i]] = 0
-    _fill(marks, True)
 
 
 @compiled

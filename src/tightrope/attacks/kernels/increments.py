@@ -59,7 +59,7 @@ class Increments:
         search = [t[piece].numpy() for t in each]
         labels, targets = task.labels[piece].numpy(), task.targets[piece].numpy()
         last = None
-        if size is None and narrows(task, self.layers[-1]):
+        if size is None and narrows(task):
             last = LastLayer(task, self.layers[-1], piece, torch.from_numpy(hidden[-2]).relu())
 
         def run(part: slice) -> None:
@@ -142,14 +142,10 @@ class Increments:
         dtype, values = hidden[0].dtype, [math.prod(self.shapes[0]), *(t.shape[2] for t in hidden)]
         # Behind the first level, the pixels are the windows of the layer before.
         first = math.prod(self.shapes[0][1:])
-        joints = [joint for layer in self.layers for joint in (layer.forwards, layer.backwards)]
-        patches = [joint.weights.shape[1] for joint in joints if joint.short]
         return Changes(
             moved=np.empty(values[0], dtype),
             touched=tuple(np.zeros(n, np.bool_) for n in self._windows),
             stale=tuple(np.zeros(n, np.bool_) for n in [first, *self._windows[:-1]]),
             places=np.empty((2, max(values)), np.int64),
             amounts=np.empty((2, max(values)), dtype),
-            dense=np.zeros(max(values), dtype),
-            patch=np.empty(max(patches, default=0), dtype),
         )

@@ -75,10 +75,10 @@ class LastLayer:
         return layer, readout, np.hstack([hidden[:, kept], self.linear[b].numpy()])
 
 
-def narrows(task: Task, layer: Layer) -> bool:
+def narrows(task: Task) -> bool:
     """Return whether the last hidden layer is worth it."""
     hidden = task.chain.layers[-2]
-    large = hidden.weight.numel() >= SMALLEST and not layer.columns.size
+    large = hidden.weight.numel() >= SMALLEST
     deep = len(task.chain.layers) > 2  # else too few changes arrive
     few = SHARE * task.targets.shape[1] <= len(hidden.weight)  # each margin adds a neuron
     return isinstance(hidden, ops.Linear) and deep and large and few

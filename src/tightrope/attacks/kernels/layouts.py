@@ -19,11 +19,6 @@ from tightrope.graph.windows import Side, sharing, sides
 if TYPE_CHECKING:  # the compiler takes a while to load
     from tightrope.attacks.kernels.changes_kernel import Layer
 
-# Runs of fewer numbers than this are not worth a sum of their own.
-SHORT = 8
-# With fewer channels than this, few changes go to the same windows.
-FEW = 8
-
 
 def window_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
     """Lay out a layer as windows on the pixels before it; a linear one is a single window."""
@@ -52,17 +47,7 @@ def window_layer(op: ops.Conv2d | ops.Linear, shape: Shape) -> Layer:
         backwards.contiguous().numpy(),
         downwards,
     )
-    columns = backwards.T[: len(backwards.T) if channels < FEW else 0]
-    return Layer(
-        Joint(*above, short=_short(upwards, len(weight))),
-        Joint(*below, short=_short(downwards, channels)),
-        columns.contiguous().numpy(),
-        downwards * channels,
-    )
-
-
-def _short(runs: Array, channels: int) -> bool:
-    return bool(runs[..., 2].max() * channels < SHORT)
+    return Layer(Joint(*above), Joint(*below))
 
 
 @lru_cache(maxsize=64)

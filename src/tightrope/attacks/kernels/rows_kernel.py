@@ -37,13 +37,7 @@ def _add_rows(
     return signature, _emit_listed
 
 
-def _add_runs(context: Any, goal: Any, rows: Any, numbers: Any, runs: Any) -> Any:
-    """Add `sum_j numbers[n + j] * rows[r + j]`, j < length, to `goal` for all (n, r, length)."""
-    return types.void(goal, rows, numbers, runs), _emit_runs
-
-
 add_rows: Callable[..., None] = intrinsic(_add_rows)
-add_runs: Callable[..., None] = intrinsic(_add_runs)
 
 
 def _emit_listed(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
@@ -55,26 +49,6 @@ def _emit_listed(context: Any, builder: Any, signature: Any, arguments: Any) -> 
             place = builder.load(builder.gep(places.data, [loop.index]))
             amount = builder.load(builder.gep(amounts.data, [loop.index]))
             add(amount, builder.load(builder.gep(picks.data, [place])), column)
-
-    return _emit(context, builder, signature, arguments, every)
-
-
-def _emit_runs(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
-    numbers, runs = (_array(context, builder, signature, arguments, i) for i in (2, 3))
-    count, _ = cgutils.unpack_tuple(builder, runs.shape, 2)
-    size = count.type
-
-    def every(add: Add) -> None:
-        with cgutils.for_range(builder, count) as outer:
-            first = builder.mul(outer.index, size(3))
-            number, row, length = (
-                builder.load(builder.gep(runs.data, [builder.add(first, size(n))]))
-                for n in range(3)
-            )
-            with cgutils.for_range(builder, length) as loop:
-                place = builder.add(number, loop.index)
-                amount = builder.load(builder.gep(numbers.data, [place]))
-                add(amount, builder.add(row, loop.index), size(0))
 
     return _emit(context, builder, signature, arguments, every)
 
