@@ -26,11 +26,12 @@ from tightrope.deadline import Deadline
 from tightrope.domains import interval
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
-from tightrope.domains.linear.crown import CROWN_IBP, relax
+from tightrope.domains.linear.crown import CROWN, CROWN_IBP, relax
 from tightrope.precision import ROUNDING
 
-# Neurons whose bounds are held at a time.
+# Neurons whose bounds are held at a time: by one pass, and by a pass for each unstable neuron.
 NEURONS = 1 << 22
+CROWN_NEURONS = 1 << 18
 # Where few inputs vary: points that are looked at first, and seconds for them and what follows.
 PROBES, PROBING = 8192, 2.0
 QUICK_STEPS = 10
@@ -161,8 +162,30 @@ def worst_rows(relaxation: Relaxation, problems: Open) -> Iterator[float]:
 def crown_stage(
     subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
 ) -> list[Answer]:
-    """Prove by linear bounds of all layers."""
-    return [complete.linear_bounds(subject, opened, settings.choices) for opened in problems]
+    """Prove by linear bounds of all layers, of several problems at once where they are small."""
+    size = max(1, CROWN_NEURONS // subject.neurons)
+    if size == 1 or any(opened.problem.label is None for opened in problems):
+        return [complete.linear_bounds(subject, opened, settings.choices) for opened in problems]
+    answers = []
+    for first in range(0, len(problems), size):
+        part = problems[first : first + size]
+        known = _joined_nodes(part)
+        relaxation = relax(
+            subject.exact, _outer(part), effort=CROWN, rounding=ROUNDING, known=known
+        )
+        for i, (opened, bound) in enumerate(zip(part, worst_rows(relaxation, part), strict=True)):
+            answers.append(proof(bound))
+            opened.nodes, opened.effort = relaxation.known(i), CROWN
+    return answers
+
+
+def _joined_nodes(problems: Open) -> dict[int, Box] | None:
+    """Return the bounds of nodes that are known of all problems, as one batch."""
+    known = [opened.nodes for opened in problems if opened.nodes is not None]
+    if len(known) < len(problems):
+        return None
+    common = set(known[0]).intersection(*known)
+    return {i: _joined([nodes[i] for nodes in known]) for i in sorted(common)}
 
 
 def alpha_stage(
@@ -212,7 +235,7 @@ STAGES: dict[str, Stage] = {
     "ibp": Stage(ibp_stage),
     "quick": Stage(quick_stage, share=0.1),
     "crown-ibp": Stage(crown_ibp_stage, share=0.5),
-    "crown": Stage(crown_stage, single=True, share=0.25),
+    "crown": Stage(crown_stage, share=0.25),
     "attack": Stage(attack_stage, share=0.5),
     "alpha": Stage(alpha_stage, single=True),
     "bab": Stage(bab_stage, single=True),

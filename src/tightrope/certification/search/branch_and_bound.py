@@ -43,6 +43,9 @@ class SearchSettings:
 
     batch: int = 512
     iterations: int = 6
+    # Where many rounds of splits did not decide, better multipliers may.
+    quick_rounds: int = 8
+    patient_iterations: int = 20
     root_iterations: int = 40
     alpha_rate: float = 0.1
     beta_rate: float = 0.1
@@ -77,6 +80,7 @@ class BranchAndBound:
         self.bounder = Bounder(self.network.to(torch.float32), rough)
         self.pool: Pool | None = None
         self.count = 0
+        self.rounds = 0
         self.stuck = 0
         self.lowest = float("inf")
 
@@ -111,15 +115,14 @@ class BranchAndBound:
         pool = self.pool
         assert pool is not None
         point = self._try(pool) if len(pool) else None
-        rounds = 0
         while len(pool) and point is None:
             cause = self._out_of_budget(pool, deadline)
             if cause is not None:
                 return self._unfinished(pool, cause)
             point = self._round(pool, deadline)
-            rounds += 1
+            self.rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
-            if point is None and len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
+            if point is None and len(pool) and (self.rounds <= EAGER or self.rounds % EAGER == 0):
                 point = self._try(pool)
         if point is not None:
             return falsified(point, self.count)
@@ -178,7 +181,7 @@ class BranchAndBound:
         new = branching.children(batch, neurons)
         bound, new = self.bounder.improve(
             new,
-            iterations=self.settings.iterations,
+            iterations=self._iterations,
             alpha_rate=self.settings.alpha_rate,
             beta_rate=self.settings.beta_rate,
         )
@@ -189,6 +192,11 @@ class BranchAndBound:
             bound, new = bound[still], new[still]
         pool.add(new, bound)
         return None
+
+    @property
+    def _iterations(self) -> int:
+        quick = self.rounds < self.settings.quick_rounds
+        return self.settings.iterations if quick else self.settings.patient_iterations
 
     def _levels(self, count: int, free: int) -> int:
         levels = 1
