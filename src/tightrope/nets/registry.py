@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,15 +25,24 @@ MOST_DIMENSIONS = 8
 
 @dataclass(frozen=True)
 class NetSpec:
-    """One named architecture: how it is built, and its settings with their defaults."""
+    """One named architecture; settings that are not given are its builder's keywords."""
 
     name: str
     builder: Callable[..., nn.Sequential]
-    arguments: Mapping[str, int | bool]
+    description: str
+    settings: Mapping[str, int | bool] | None = None
+
+    @property
+    def arguments(self) -> dict[str, int | bool]:
+        """The settings that the network takes, with their defaults."""
+        if self.settings is not None:
+            return dict(self.settings)
+        parameters = inspect.signature(self.builder).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, int | bool]:
         """Return all settings: the defaults, replaced by those that are given and not None."""
-        resolved = dict(self.arguments)
+        resolved = self.arguments
         for name, value in given.items():
             if name not in resolved:
                 takes = ", ".join(resolved)
@@ -50,7 +60,7 @@ class NetSpec:
         return check_count(f"{name} of {self.name!r}", value, limit)
 
 
-NETS = {s.name: NetSpec(s.name, BUILDERS[s.name], s.arguments) for s in SUMMARIES}
+NETS = {s.name: NetSpec(s.name, BUILDERS[s.name], s.description, s.arguments) for s in SUMMARIES}
 
 
 def find(name: str) -> NetSpec:
