@@ -31,6 +31,20 @@ class Box:
         """Return the l-infinity ball around `x`, clipped to the valid range of inputs."""
         return cls((x - radius).clamp(min=low), (x + radius).clamp(max=high))
 
+    def __repr__(self) -> str:
+        held = self._middle if self._corners is None else self._corners
+        assert held is not None
+        first = held[0]
+        text = f"Box(shape={tuple(first.shape)}, dtype={str(first.dtype).removeprefix('torch.')}"
+        if not first.numel() or first.is_meta:
+            return f"{text})"
+        lower, upper = (t.detach() for t in self.corners)
+        width = upper - lower
+        return (
+            f"{text}, from {float(lower.amin()):.4g} to {float(upper.amax()):.4g}, "
+            f"widths {float(width.amin()):.4g} to {float(width.amax()):.4g})"
+        )
+
     @property
     def corners(self) -> tuple[Tensor, Tensor]:
         """`(lower, upper)`."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tightrope.attacks.goals import Rows
 from tightrope.box import Box
+from tightrope.certification.arguments import check_tensor
 from tightrope.domains.rounding import down, up
 from tightrope.errors import UserError, shorten
 from tightrope.radius import Radius, parse_radius
@@ -30,8 +31,8 @@ Domain = tuple[float, float] | None
 PIXELS = (0.0, 1.0)
 
 
-def parse_ball(x: Tensor, eps: Radius, domain: Domain) -> Ball:
-    """Return the balls around inputs that must lie in the domain."""
+def parse_ball(x: Tensor, eps: Radius | Tensor, domain: Domain) -> Ball:
+    """Return the balls around inputs, the batch first, that must lie in the domain."""
     if domain is not None:
         try:
             low, high = (float(limit) for limit in domain)
@@ -40,10 +41,8 @@ def parse_ball(x: Tensor, eps: Radius, domain: Domain) -> Ball:
         if not low < high:
             raise UserError(f"domain must be a pair (lower, upper) or None, got {shorten(domain)}")
         domain = (low, high)
-    if not x.is_floating_point():
-        raise UserError(f"x must be of a floating-point type such as torch.float32, got {x.dtype}")
-    # A radius above 1 makes sense only where inputs are not pixels.
-    ball = Ball(x, parse_radius(eps, largest=1 if domain == PIXELS else None), domain)
+    x = check_tensor(x, "x")
+    ball = Ball(x, _radius(x, eps, domain), domain)
     exact = x.double()  # float32 would round the limits
     if not bool(((exact >= ball._low) & (exact <= ball._high) & exact.isfinite()).all()):
         low, high = PIXELS if domain is None else domain
@@ -55,40 +54,54 @@ def parse_ball(x: Tensor, eps: Radius, domain: Domain) -> Ball:
     return ball
 
 
+def _radius(x: Tensor, eps: Radius | Tensor, domain: Domain) -> Fraction | Tensor:
+    """Return the radius, or one for each feature, whose floats are taken as they are."""
+    if not isinstance(eps, Tensor):
+        # A radius above 1 makes sense only where inputs are not pixels.
+        return parse_radius(eps, largest=1 if domain == PIXELS else None)
+    radii = check_tensor(eps, "eps").double().to(x.device)
+    if radii.dim() and radii.shape not in (x.shape[1:], x.shape):
+        raise UserError(
+            f"eps has shape {tuple(radii.shape)}: give one radius, or one for each feature of an "
+            f"input of shape {tuple(x.shape[1:])}"
+        )
+    if not bool(((radii >= 0) & radii.isfinite()).all()):
+        raise UserError("eps must be finite radii, 0 or more, one for each feature")
+    return radii.expand_as(x)
+
+
 @dataclass(frozen=True)
 class Ball:
-    """The l-infinity ball around each input of a batch, within the domain of inputs."""
+    """The l-infinity ball around each input of a batch, within the domain of inputs.
+
+    `eps` is one radius for all, or a tensor with that of each feature of each input.
+    """
 
     x: Tensor
-    eps: Fraction
+    eps: Fraction | Tensor
     domain: Domain = PIXELS
 
     def outer(self) -> Box:
         """Return a float64 box that contains the exact ball."""
-        radius = _float_above(self.eps)
+        radius = self.eps if isinstance(self.eps, Tensor) else _float_above(self.eps)
         x = self.x.double()
         lower, upper = down(x - radius), up(x + radius)
         return Box(lower.clamp(min=self._low), upper.clamp(max=self._high))
 
     def inner(self) -> Box:
         """Return a box in the input's own dtype that lies inside the exact ball."""
-        radius = -_float_above(-self.eps)
+        radius = self.eps if isinstance(self.eps, Tensor) else -_float_above(-self.eps)
         x = self.x.double()
         lower = up(x - radius).clamp(min=self._low)
         upper = down(x + radius).clamp(max=self._high)
-        rounded_lower, rounded_upper = lower.to(self.x.dtype), upper.to(self.x.dtype)
-        rounded_lower = torch.where(
-            rounded_lower.double() < lower, up(rounded_lower), rounded_lower
-        )
-        rounded_upper = torch.where(
-            rounded_upper.double() > upper, down(rounded_upper), rounded_upper
-        )
+        inside = rounded_inward(Box(lower, upper), self.x.dtype)
         # The input itself belongs to every ball, however small.
-        return Box(torch.minimum(rounded_lower, self.x), torch.maximum(rounded_upper, self.x))
+        return Box(torch.minimum(inside.lower, self.x), torch.maximum(inside.upper, self.x))
 
     def select(self, index: Tensor) -> Ball:
         """Return the balls of some samples."""
-        return Ball(self.x[index], self.eps, self.domain)
+        eps = self.eps[index] if isinstance(self.eps, Tensor) else self.eps
+        return Ball(self.x[index], eps, self.domain)
 
     @property
     def _low(self) -> float:
@@ -147,6 +160,15 @@ class Unsafe:
                 part, widest = [], size
             part.append(group)
         yield groups.new_tensor(part)
+
+
+def rounded_inward(box: Box, dtype: torch.dtype) -> Box:
+    """Return the largest box of floats of a type inside a box of float64; it may be empty."""
+    lower, upper = (corner.to(dtype) for corner in box.corners)
+    return Box(
+        torch.where(lower.double() < box.lower, up(lower), lower),
+        torch.where(upper.double() > box.upper, down(upper), upper),
+    )
 
 
 def _float_above(value: Fraction) -> float:

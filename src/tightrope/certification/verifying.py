@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tightrope.answer import Answer, Cause, Verdict, falsified, undecided
 from tightrope.box import Box
+from tightrope.certification.arguments import Network, check_network
 from tightrope.certification.cascade import solve
 from tightrope.certification.problem import (
     CHOICES,
@@ -25,10 +26,12 @@ from tightrope.certification.problem import (
     Problem,
     check_choices,
     check_timeout,
-    robustness,
 )
-from tightrope.certification.properties import PIXELS, Domain, Unsafe, parse_ball
+from tightrope.certification.properties import PIXELS, Domain, Unsafe
+from tightrope.certification.questions import check_question
+from tightrope.certification.regions import Region, around, corners, inside
 from tightrope.certification.search.together import FEWEST, alike, decide_together
+from tightrope.certification.specs import Spec
 from tightrope.certification.subjects import Subject
 from tightrope.certification.vnnlib import (
     Case,
@@ -39,7 +42,7 @@ from tightrope.certification.vnnlib import (
 )
 from tightrope.certification.vnnlib.joining import Files, Joined, join
 from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
-from tightrope.errors import UserError, shorten
+from tightrope.errors import UserError
 from tightrope.graph import Graph
 from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
 from tightrope.nets.onnx.check import evenly
@@ -47,8 +50,6 @@ from tightrope.nets.onnx.importing import OnnxNetwork
 from tightrope.precision import full_precision
 from tightrope.radius import Radius
 from tightrope.runs.examination import check_seed
-
-Network = nn.Module | Graph | OnnxNetwork
 
 NO_TIME = "not all of the input boxes were looked at"
 NOT_READ = "the files were not read to their end"
@@ -58,37 +59,65 @@ CHECKED_BOXES = 6
 
 
 def verify(
-    network: Network,
-    x: Tensor,
-    label: int,
+    network: Network | str | Path,
+    x: Tensor | None = None,
+    label: int | None = None,
     *,
-    eps: Radius,
+    eps: Radius | Tensor | None = None,
+    box: Box | tuple[Tensor, Tensor] | None = None,
+    spec: Spec | None = None,
     domain: Domain = PIXELS,
     timeout: float = 60.0,
     split: str = "auto",
     branching: str = "intercept",
     seed: int = 0,
 ) -> Answer:
-    """Decide whether no point within `eps` of `x` (and within `domain`) changes the class.
+    """Decide whether a class wins, or a spec holds, at all inputs of a set.
 
-    `x` is one input without a batch dimension, in the network's own precision. The result says
-    `verified`, `falsified` (with a counterexample) or `unknown` (with a reason). `split` says what
-    a search takes apart (auto, input, relu), `branching` by which rule it chooses neurons.
+    The set is all points within `eps` of `x` (and within `domain`), where `eps` is one radius or a
+    tensor with one for each feature; or `box`, any box or pair of corners. What must hold is that
+    class `label` wins, or `spec`, made of `argmax`, `within` and `linear`, joined by & and |.
+
+    `network` is a module, a graph or the path of an ONNX file. `x` and the corners are inputs
+    without a batch dimension, `x` in the network's own precision. The result says `verified`,
+    `falsified` (with a counterexample) or `unknown` (with a reason). `split` says what a search
+    takes apart (auto, input, relu), `branching` by which rule it chooses neurons.
     """
     check_timeout(timeout)
     check_seed(seed)
     choices = check_choices(split, branching)
-    x, label = x.detach(), int(label)
-    ball = parse_ball(x[None], eps, domain)
+    wanted = check_question(x, eps, box, label, spec)
+    asked = around(x, eps, domain) if box is None else corners(box)  # type: ignore[arg-type]
+    network = check_network(network)
     with _evaluating(network):
-        subject = examine_network(network, tuple(x.shape), ball.inner())
-        _check_sample(network, subject.graph, x, label)
-        if isinstance(network, OnnxNetwork):
-            network.check([ball.outer()])
-        if int(subject.predict(x[None])[0]) != label:
-            return dataclasses.replace(falsified(x), stage="natural")
-        (problem,) = robustness(subject, ball, torch.tensor([label], device=x.device))
-        return solve(subject, problem, timeout=timeout, seed=seed, choices=choices)
+        subject, region = _examine(network, asked)
+        problem = wanted.problem(subject, region)
+        found = region.center
+        if isinstance(problem, Answer):
+            return problem
+        if found is not None and problem.fails(found):
+            return dataclasses.replace(falsified(found), stage="natural", note=region.note())
+        answer = solve(subject, problem, timeout=timeout, seed=seed, choices=choices)
+        return dataclasses.replace(answer, note=region.note())
+
+
+def _examine(network: Network, asked: Region | Box) -> tuple[Subject, Region]:
+    """Return the network as certification needs it, and the set of inputs for its precision."""
+    box = asked.inner if isinstance(asked, Region) else asked.map(lambda t: t[None])
+    subject = examine_network(network, tuple(box.lower.shape[1:]), box)
+    dtype = (
+        network.dtype
+        if isinstance(network, OnnxNetwork)
+        else _precision(subject.graph, box.lower.dtype)
+    )
+    region = asked if isinstance(asked, Region) else inside(asked, dtype)
+    if region.inner.lower.dtype != dtype:
+        raise UserError(
+            f"x must be {dtype}, which is what the network takes, got {region.inner.lower.dtype}"
+        )
+    if isinstance(network, OnnxNetwork):
+        network.check([region.outer])
+    return subject, region
 
 
 @contextmanager
@@ -101,21 +130,6 @@ def _evaluating(network: Network) -> Iterator[None]:
     finally:
         for layer, mode in zip(layers, modes, strict=True):
             layer.training = mode
-
-
-def _check_sample(network: Network, graph: Graph, x: Tensor, label: int) -> None:
-    if len(graph.output_shape) != 1 or graph.output_shape[0] < 2:
-        raise UserError(
-            f"the network must give one number for each of at least two classes, but its output "
-            f"has shape {graph.output_shape} (x has no batch dimension)"
-        )
-    if not 0 <= label < graph.output_shape[0]:
-        raise UserError(
-            f"label must be one of 0 to {graph.output_shape[0] - 1}, got {shorten(label)}"
-        )
-    dtype = network.dtype if isinstance(network, OnnxNetwork) else _precision(graph, x.dtype)
-    if x.dtype != dtype:
-        raise UserError(f"x must be {dtype}, which is what the network takes, got {x.dtype}")
 
 
 def _precision(graph: Graph, default: torch.dtype) -> torch.dtype:
