@@ -62,6 +62,19 @@ def check_label(label: Any, name: str = "label") -> int:
     return number
 
 
+def precision(graph: Graph, default: torch.dtype) -> torch.dtype:
+    """Return the type of the network's weights; numbers of no dimension do not count."""
+    found = [default if default.is_floating_point else torch.float32]
+
+    def look(tensor: Tensor) -> Tensor:
+        if tensor.dim() and tensor.is_floating_point():
+            found.append(tensor.dtype)
+        return tensor
+
+    graph.map_tensors(look)
+    return found[-1]
+
+
 def numbers(value: Any, name: str) -> Tensor:
     """Return numbers (a tensor, an array, a list, one number) as float64, exactly."""
     try:

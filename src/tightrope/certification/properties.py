@@ -31,16 +31,22 @@ Domain = tuple[float, float] | None
 PIXELS = (0.0, 1.0)
 
 
+def parse_domain(domain: Domain) -> Domain:
+    """Return the range of values that inputs can have, as floats."""
+    if domain is None:
+        return None
+    try:
+        low, high = (float(limit) for limit in domain)
+    except (TypeError, ValueError, OverflowError):
+        low, high = math.nan, math.nan
+    if not low < high:
+        raise UserError(f"domain must be a pair (lower, upper) or None, got {shorten(domain)}")
+    return low, high
+
+
 def parse_ball(x: Tensor, eps: Radius | Tensor, domain: Domain) -> Ball:
     """Return the balls around inputs, the batch first, that must lie in the domain."""
-    if domain is not None:
-        try:
-            low, high = (float(limit) for limit in domain)
-        except (TypeError, ValueError, OverflowError):
-            low, high = math.nan, math.nan
-        if not low < high:
-            raise UserError(f"domain must be a pair (lower, upper) or None, got {shorten(domain)}")
-        domain = (low, high)
+    domain = parse_domain(domain)
     x = check_tensor(x, "x")
     ball = Ball(x, _radius(x, eps, domain), domain)
     exact = x.double()  # float32 would round the limits

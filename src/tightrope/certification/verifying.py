@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tightrope.answer import Answer, Cause, Verdict, falsified, undecided
 from tightrope.box import Box
-from tightrope.certification.arguments import Network, check_network
+from tightrope.certification.arguments import Network, check_network, precision
 from tightrope.certification.cascade import solve
 from tightrope.certification.problem import (
     CHOICES,
@@ -108,7 +108,7 @@ def _examine(network: Network, asked: Region | Box) -> tuple[Subject, Region]:
     dtype = (
         network.dtype
         if isinstance(network, OnnxNetwork)
-        else _precision(subject.graph, box.lower.dtype)
+        else precision(subject.graph, box.lower.dtype)
     )
     region = asked if isinstance(asked, Region) else inside(asked, dtype)
     if region.inner.lower.dtype != dtype:
@@ -130,19 +130,6 @@ def _evaluating(network: Network) -> Iterator[None]:
     finally:
         for layer, mode in zip(layers, modes, strict=True):
             layer.training = mode
-
-
-def _precision(graph: Graph, default: torch.dtype) -> torch.dtype:
-    """Return the type of the network's weights; numbers of no dimension do not count."""
-    found = [default if default.is_floating_point else torch.float32]
-
-    def look(tensor: Tensor) -> Tensor:
-        if tensor.dim() and tensor.is_floating_point():
-            found.append(tensor.dtype)
-        return tensor
-
-    graph.map_tensors(look)
-    return found[-1]
 
 
 def examine_network(network: Network, input_shape: tuple[int, ...], box: Box) -> Subject:

@@ -76,6 +76,11 @@ def choose_samples(dataset: Dataset, samples: int | None, start: int = 0) -> Ten
     return torch.arange(start, start + count)
 
 
+def proving_device(device: torch.device) -> torch.device:
+    """Return where proofs are computed: they need float64, which MPS does not have."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def examine(
     run: Run, eps: Radius | None, samples: int | None, start: int, device: str | None
 ) -> Examination:
@@ -93,9 +98,7 @@ def examine(
             f"{dataset.num_classes}: the run folder belongs to another network or data set"
         )
     indices = choose_samples(dataset, samples, start)
-    target = pick_device(device or settings.device)
-    if target.type == "mps":
-        target = torch.device("cpu")  # proofs need float64, which MPS does not have
+    target = proving_device(pick_device(device or settings.device))
     return Examination(
         module.to(target), architecture.input_shape, radius, indices, dataset, target
     )
