@@ -176,7 +176,8 @@ def _brought(run: Run, given: Any, data: Any, domain: Domain, wanted: Wanted) ->
         domain,
         {
             **_names(given, data),
-            **({} if pixels else {"domain": None if domain is None else list(domain)}),
+            "shape": list(samples.input_shape),
+            **({} if pixels else {"domain": "none" if domain is None else list(domain)}),
             **_fingerprints(given, graph),
         },
     )

@@ -50,6 +50,8 @@ def _samples(
     what = f"{name}: x" if name == "data" else f"{name}: x_test"
     if not x.ndim:
         raise UserError(f"{what} must be samples, the batch first, found a single number")
+    if not x.size:
+        raise UserError(f"{what} is empty (shape {x.shape})")
     if shape is None:
         found = pixels(x, what) if in_pixels else _numbers(x, what)
     else:

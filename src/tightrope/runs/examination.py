@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tightrope.data import Dataset as Dataset
-from tightrope.data import load_dataset
+from tightrope.data import load_dataset, read_test_samples
 from tightrope.devices import pick_device
 from tightrope.errors import UserError, shorten
 from tightrope.radius import Radius, parse_radius
@@ -41,6 +42,12 @@ class Examination:
 def load_data(name: str, folder: str | None) -> Dataset:
     """Load the data set that settings name."""
     return load_dataset(name, None if folder is None else Path(folder))
+
+
+def load_samples(name: str, shape: Any) -> Dataset:
+    """Load the test samples of a network that was trained elsewhere, for inputs of a shape."""
+    listed = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape)
+    return read_test_samples(Path(name), tuple(shape) if listed else None, in_pixels=True)
 
 
 def check_seed(seed: int) -> None:
