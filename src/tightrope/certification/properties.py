@@ -139,6 +139,10 @@ class Unsafe:
         matrix[:, label] = 1.0
         return cls(matrix, matrix.new_zeros(len(others)), torch.arange(len(others), device=device))
 
+    def to(self, device: torch.device) -> Unsafe:
+        """Return the same on another device."""
+        return Unsafe(*(t.to(device) for t in (self.matrix, self.offset, self.group)))
+
     def goal(self, groups: Tensor, dtype: torch.dtype) -> Rows:
         """Return what an attack on each of those groups has to reach."""
         order = self.group.argsort(stable=True)

@@ -42,6 +42,7 @@ from tightrope.certification.vnnlib import (
 )
 from tightrope.certification.vnnlib.joining import Files, Joined, join
 from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
+from tightrope.devices import pick_device
 from tightrope.errors import UserError
 from tightrope.graph import Graph
 from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
@@ -49,7 +50,7 @@ from tightrope.nets.onnx.check import evenly
 from tightrope.nets.onnx.importing import OnnxNetwork
 from tightrope.precision import full_precision
 from tightrope.radius import Radius
-from tightrope.runs.examination import check_seed
+from tightrope.runs.examination import check_seed, proving_device
 
 NO_TIME = "not all of the input boxes were looked at"
 NOT_READ = "the files were not read to their end"
@@ -154,23 +155,34 @@ def verify_file(
     split: str = "auto",
     branching: str = "intercept",
     seed: int = 0,
+    device: str = "cpu",
 ) -> Answer:
     """Decide a VNN-LIB property of an ONNX network: `verified` if it has no counterexample.
 
     A file that describes several input boxes has a counterexample if one of them has. Where it
     declares several networks, `onnx` has the file of each by name. `split` says what a search takes
-    apart (auto, input, relu), `branching` by which rule it chooses neurons.
+    apart (auto, input, relu), `branching` by which rule it chooses neurons, `device` where bounds
+    and attacks are computed (cpu, cuda, auto).
     """
     choices = check_choices(split, branching)
-    return verify_and_tell(onnx, vnnlib, timeout=timeout, seed=seed, choices=choices)[0]
+    return verify_and_tell(
+        onnx, vnnlib, timeout=timeout, seed=seed, choices=choices, device=device
+    )[0]
 
 
 def verify_and_tell(
-    onnx: Files, vnnlib: Path | str, *, timeout: float, seed: int, choices: Choices = CHOICES
+    onnx: Files,
+    vnnlib: Path | str,
+    *,
+    timeout: float,
+    seed: int,
+    choices: Choices = CHOICES,
+    device: str = "cpu",
 ) -> tuple[Answer, str | None]:
     """As `verify_file`, with the text of a counterexample in the format of the competition."""
     check_timeout(timeout)
     check_seed(seed)
+    target = proving_device(pick_device(device))
     started = time.monotonic()
     deadline = Deadline.after(timeout)
     try:
@@ -181,7 +193,7 @@ def verify_and_tell(
     except OutOfTimeError:
         answer = undecided(Cause.TIME, NOT_READ)
         return dataclasses.replace(answer, stage="input", seconds=time.monotonic() - started), None
-    subject = Subject(network.graph(), network.run)
+    subject = Subject(network.graph().to(target), network.run)
     answer, case = _decide_cases(subject, network, specification, deadline, seed, choices)
     note = _note(specification, network.dtype)
     answer = dataclasses.replace(answer, seconds=time.monotonic() - started, note=note)
@@ -278,8 +290,10 @@ def _problem(subject: Subject, network: Joined, case: Case) -> Problem | None:
     if inner is None:
         return None
 
+    device = subject.device
+
     def shaped(t: Tensor) -> Tensor:
-        return t.view(1, *network.input_shape)
+        return t.view(1, *network.input_shape).to(device)
 
     def fails(point: Tensor) -> bool:
         outputs = subject.outputs(point[None])[0].double().tolist()
@@ -291,7 +305,8 @@ def _problem(subject: Subject, network: Joined, case: Case) -> Problem | None:
     outer = case.outer().map(shaped)
     size = subject.graph.output_shape[0]
     inputs = network.inputs if network.echo else 0
-    return Problem(outer, inner.map(shaped), _unsafe(case, size - inputs, inputs), fails)
+    unsafe = _unsafe(case, size - inputs, inputs).to(device)
+    return Problem(outer, inner.map(shaped), unsafe, fails)
 
 
 def _decide_case(
