@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -87,3 +88,12 @@ def inside(box: Box, dtype: torch.dtype) -> Region:
         torch.minimum(lower, inner.lower.double()), torch.maximum(upper, inner.upper.double())
     )
     return Region(outer, inner, fixed=int(thin.sum()))
+
+
+def distance(x: Tensor, point: Tensor) -> Fraction:
+    """Return the exact l-infinity distance of two inputs."""
+    a, b = x.double().flatten(), point.double().flatten()
+    rough = (a - b).abs()
+    far = (rough >= rough.max() * (1 - 1e-9)).nonzero()[:, 0]  # differences are rounded, too
+    pairs = zip(a[far].tolist(), b[far].tolist(), strict=True)
+    return max(abs(Fraction(p) - Fraction(q)) for p, q in pairs)

@@ -90,8 +90,8 @@ def verify(
     wanted = check_question(x, eps, box, label, spec)
     asked = around(x, eps, domain) if box is None else corners(box)  # type: ignore[arg-type]
     network = check_network(network)
-    with _evaluating(network):
-        subject, region = _examine(network, asked)
+    with evaluating(network):
+        subject, region = examine(network, asked)
         problem = wanted.problem(subject, region)
         found = region.center
         if isinstance(problem, Answer):
@@ -102,7 +102,7 @@ def verify(
         return dataclasses.replace(answer, note=region.note())
 
 
-def _examine(network: Network, asked: Region | Box) -> tuple[Subject, Region]:
+def examine(network: Network, asked: Region | Box) -> tuple[Subject, Region]:
     """Return the network as certification needs it, and the set of inputs for its precision."""
     box = asked.inner if isinstance(asked, Region) else asked.map(lambda t: t[None])
     subject = examine_network(network, tuple(box.lower.shape[1:]), box)
@@ -122,7 +122,7 @@ def _examine(network: Network, asked: Region | Box) -> tuple[Subject, Region]:
 
 
 @contextmanager
-def _evaluating(network: Network) -> Iterator[None]:
+def evaluating(network: Network) -> Iterator[None]:
     """Leave a module's layers in the modes they were in."""
     layers = list(network.modules()) if isinstance(network, nn.Module) else []
     modes = [layer.training for layer in layers]
