@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ def bounds(
     x: Tensor | Box,
     *,
     eps: Radius | Tensor | None = None,
+    norm: float | str = math.inf,
     domain: Domain = PIXELS,
     method: str = "crown",
     node: str | None = None,
@@ -38,7 +40,8 @@ def bounds(
 
     `x` is a batch of inputs with a radius `eps` (or a tensor with one for each feature), or a `Box`
     of any corners. The ball is cut off at `domain`, the range of values that inputs can have at all
-    (None: no cut), where `x` must lie. `network` is a module, a graph or the path of an ONNX file.
+    (None: no cut), where `x` must lie; its `norm` is inf, 2 or 1 (ibp and zonotope bound the box
+    around such a ball). `network` is a module, a graph or the path of an ONNX file.
     `method` is one of ibp, zonotope, crown-ibp, crown and alpha, from loose and fast to tight.
     `node` is a layer's name in the module; its last operation is bounded. The bounds are float64
     and hold in exact arithmetic, apart from zonotope's.
@@ -46,7 +49,7 @@ def bounds(
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
     network = check_network(network)
-    box = _region(x, eps, domain)
+    box = _region(x, eps, domain, norm)
     if not box.lower.dim():
         raise UserError("x has no dimensions: give a batch of inputs, the batch first")
     if isinstance(network, nn.Module):
@@ -78,14 +81,14 @@ def bounds(
         return _output_box(relax(graph, box, effort=effort, rounding=ROUNDING))
 
 
-def _region(x: Tensor | Box, eps: Radius | Tensor | None, domain: Domain) -> Box:
+def _region(x: Tensor | Box, eps: Radius | Tensor | None, domain: Domain, norm: float | str) -> Box:
     if isinstance(x, Box):
         if eps is not None:
             raise UserError("give either a box or an input with eps, not both")
         return corners(x).map(torch.Tensor.double)
     if eps is None:
         raise UserError("eps is missing: the radius around x")
-    return parse_ball(x, eps, domain).outer()
+    return parse_ball(x, eps, domain, norm).outer()
 
 
 def _traced(module: nn.Module, x: Tensor | Box, box: Box) -> Graph:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tightrope.attacks.goals import Rows
-from tightrope.box import Box
+from tightrope.box import BallBox, Box
 from tightrope.certification.arguments import check_tensor
 from tightrope.domains.rounding import down, up
 from tightrope.errors import UserError, shorten
@@ -44,11 +44,27 @@ def parse_domain(domain: Domain) -> Domain:
     return low, high
 
 
-def parse_ball(x: Tensor, eps: Radius | Tensor, domain: Domain) -> Ball:
+def parse_norm(norm: float | str) -> float:
+    """Return 1, 2 or infinity."""
+    try:
+        number = float(norm)
+    except (TypeError, ValueError):
+        number = math.nan
+    if number not in (1, 2, math.inf):
+        raise UserError(f"norm must be 1, 2 or inf, got {shorten(norm)}")
+    return number
+
+
+def parse_ball(
+    x: Tensor, eps: Radius | Tensor, domain: Domain, norm: float | str = math.inf
+) -> Ball:
     """Return the balls around inputs, the batch first, that must lie in the domain."""
     domain = parse_domain(domain)
     x = check_tensor(x, "x")
-    ball = Ball(x, _radius(x, eps, domain), domain)
+    number = parse_norm(norm)
+    if number != math.inf and isinstance(eps, Tensor):
+        raise UserError("radii by feature go with norm=inf; an l1 or l2 ball has one radius")
+    ball = Ball(x, _radius(x, eps, domain, number), domain, number)
     exact = x.double()  # float32 would round the limits
     if not bool(((exact >= ball._low) & (exact <= ball._high) & exact.isfinite()).all()):
         low, high = PIXELS if domain is None else domain
@@ -60,11 +76,12 @@ def parse_ball(x: Tensor, eps: Radius | Tensor, domain: Domain) -> Ball:
     return ball
 
 
-def _radius(x: Tensor, eps: Radius | Tensor, domain: Domain) -> Fraction | Tensor:
+def _radius(x: Tensor, eps: Radius | Tensor, domain: Domain, norm: float) -> Fraction | Tensor:
     """Return the radius, or one for each feature, whose floats are taken as they are."""
     if not isinstance(eps, Tensor):
-        # A radius above 1 makes sense only where inputs are not pixels.
-        return parse_radius(eps, largest=1 if domain == PIXELS else None)
+        # A radius above 1 makes sense only where inputs are not pixels, or many of them add up.
+        plain = domain == PIXELS and norm == math.inf
+        return parse_radius(eps, largest=1 if plain else None)
     radii = check_tensor(eps, "eps").double().to(x.device)
     if radii.dim() and radii.shape not in (x.shape[1:], x.shape):
         raise UserError(
@@ -78,21 +95,23 @@ def _radius(x: Tensor, eps: Radius | Tensor, domain: Domain) -> Fraction | Tenso
 
 @dataclass(frozen=True)
 class Ball:
-    """The l-infinity ball around each input of a batch, within the domain of inputs.
+    """The ball around each input of a batch, within the domain of inputs.
 
-    `eps` is one radius for all, or a tensor with that of each feature of each input.
+    `eps` is one radius for all, or, in the l-infinity norm, a tensor with that of each feature of
+    each input.
     """
 
     x: Tensor
     eps: Fraction | Tensor
     domain: Domain = PIXELS
+    norm: float = math.inf
 
     def outer(self) -> Box:
         """Return a float64 box that contains the exact ball."""
         radius = self.eps if isinstance(self.eps, Tensor) else _float_above(self.eps)
         x = self.x.double()
         lower, upper = down(x - radius), up(x + radius)
-        return Box(lower.clamp(min=self._low), upper.clamp(max=self._high))
+        return self._round(Box(lower.clamp(min=self._low), upper.clamp(max=self._high)), x)
 
     def inner(self) -> Box:
         """Return a box in the input's own dtype that lies inside the exact ball."""
@@ -102,12 +121,20 @@ class Ball:
         upper = down(x + radius).clamp(max=self._high)
         inside = rounded_inward(Box(lower, upper), self.x.dtype)
         # The input itself belongs to every ball, however small.
-        return Box(torch.minimum(inside.lower, self.x), torch.maximum(inside.upper, self.x))
+        box = Box(torch.minimum(inside.lower, self.x), torch.maximum(inside.upper, self.x))
+        return self._round(box, self.x)
+
+    def _round(self, box: Box, x: Tensor) -> Box:
+        """Return the part of the box of an l1 or l2 ball that lies in the ball."""
+        if self.norm == math.inf:
+            return box
+        assert isinstance(self.eps, Fraction)
+        return BallBox(*box.corners, x, self.eps, int(self.norm))
 
     def select(self, index: Tensor) -> Ball:
         """Return the balls of some samples."""
         eps = self.eps[index] if isinstance(self.eps, Tensor) else self.eps
-        return Ball(self.x[index], eps, self.domain)
+        return Ball(self.x[index], eps, self.domain, self.norm)
 
     @property
     def _low(self) -> float:

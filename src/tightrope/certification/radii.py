@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +13,7 @@ from tightrope.answer import Answer, Verdict
 from tightrope.certification.arguments import Network, check_network
 from tightrope.certification.cascade import solve
 from tightrope.certification.problem import Choices, check_choices, check_timeout
-from tightrope.certification.properties import PIXELS, Domain
+from tightrope.certification.properties import PIXELS, Domain, parse_norm
 from tightrope.certification.questions import Question, check_question
 from tightrope.certification.regions import Region, around, distance
 from tightrope.certification.specs import Spec
@@ -68,6 +69,7 @@ def largest_radius(
     spec: Spec | None = None,
     largest: Radius = 1,
     tolerance: float = 0.01,
+    norm: float | str = math.inf,
     domain: Domain = PIXELS,
     timeout: float = 60.0,
     split: str = "auto",
@@ -84,14 +86,16 @@ def largest_radius(
     check_seed(seed)
     if not 0 < tolerance < 1:
         raise UserError(f"tolerance must lie between 0 and 1, got {shorten(tolerance)}")
-    most = parse_radius(largest, "largest", largest=1 if domain == PIXELS else None)
+    number = parse_norm(norm)
+    plain = domain == PIXELS and number == math.inf
+    most = parse_radius(largest, "largest", largest=1 if plain else None)
     choices = check_choices(split, branching)
     deadline = Deadline.after(timeout)
     question = check_question(x, most, None, label, spec)
     network = check_network(network)
     with evaluating(network):
-        subject, region = examine(network, around(x, most, domain))
-        search = _Bisection(subject, question, region, domain, seed, choices)
+        subject, region = examine(network, around(x, most, domain, number))
+        search = _Bisection(subject, question, region, (domain, number), seed, choices)
         return search.run(most, tolerance, deadline)
 
 
@@ -103,13 +107,13 @@ class _Bisection:
         subject: Subject,
         question: Question,
         region: Region,
-        domain: Domain,
+        limits: tuple[Domain, float],
         seed: int,
         choices: Choices,
     ) -> None:
         assert region.center is not None
         self.subject, self.question, self.x = subject, question, region.center
-        self.domain, self.seed, self.choices = domain, seed, choices
+        self.limits, self.seed, self.choices = limits, seed, choices
         self.steps: list[Step] = []
         self.hard: list[Fraction] = []  # radii without an answer
         self.lower = Fraction(0)
@@ -118,7 +122,7 @@ class _Bisection:
 
     def run(self, most: Fraction, tolerance: float, deadline: Deadline) -> LargestRadius:
         """Try the largest radius, then halve what is open."""
-        start = self.question.problem(self.subject, around(self.x, most, self.domain))
+        start = self.question.problem(self.subject, around(self.x, most, *self.limits))
         if not isinstance(start, Answer) and start.fails(self.x):
             return LargestRadius(Fraction(0), Fraction(0), self.x)
         eps: Fraction | None = most
@@ -141,7 +145,7 @@ class _Bisection:
 
     def _try(self, eps: Fraction, deadline: Deadline) -> None:
         """Decide one radius."""
-        problem = self.question.problem(self.subject, around(self.x, eps, self.domain))
+        problem = self.question.problem(self.subject, around(self.x, eps, *self.limits))
         seconds = max(SHARE * deadline.left, 1e-3) if self.steps else deadline.left / 2
         answer = (
             problem
@@ -152,7 +156,7 @@ class _Bisection:
         if answer.verdict is Verdict.VERIFIED:
             self.lower = max(self.lower, eps)
         elif answer.counterexample is not None:
-            self.upper = distance(self.x, answer.counterexample)
+            self.upper = distance(self.x, answer.counterexample, self.limits[1])
             self.counterexample = answer.counterexample
         else:
             self.hard.append(eps)

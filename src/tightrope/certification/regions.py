@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -46,9 +47,9 @@ class Region:
         )
 
 
-def around(x: Tensor, eps: Radius | Tensor, domain: Domain) -> Region:
+def around(x: Tensor, eps: Radius | Tensor, domain: Domain, norm: float | str = math.inf) -> Region:
     """Return the inputs within a radius of one input, without a batch dimension."""
-    ball = parse_ball(check_tensor(x, "x")[None], eps, domain)
+    ball = parse_ball(check_tensor(x, "x")[None], eps, domain, norm)
     return Region(ball.outer(), ball.inner(), ball.x[0])
 
 
@@ -90,10 +91,22 @@ def inside(box: Box, dtype: torch.dtype) -> Region:
     return Region(outer, inner, fixed=int(thin.sum()))
 
 
-def distance(x: Tensor, point: Tensor) -> Fraction:
-    """Return the exact l-infinity distance of two inputs."""
+def distance(x: Tensor, point: Tensor, norm: float = math.inf) -> Fraction:
+    """Return the exact distance of two inputs; in the l2 norm, a float that is not below it."""
     a, b = x.double().flatten(), point.double().flatten()
+    if norm != math.inf:
+        pairs = zip(a.tolist(), b.tolist(), strict=True)
+        total = sum((abs(Fraction(p) - Fraction(q)) ** int(norm) for p, q in pairs), Fraction(0))
+        return total if norm == 1 else _root_above(total)
     rough = (a - b).abs()
     far = (rough >= rough.max() * (1 - 1e-9)).nonzero()[:, 0]  # differences are rounded, too
     pairs = zip(a[far].tolist(), b[far].tolist(), strict=True)
     return max(abs(Fraction(p) - Fraction(q)) for p, q in pairs)
+
+
+def _root_above(square: Fraction) -> Fraction:
+    """Return a float that is at least the root of a number."""
+    root = Fraction(math.sqrt(square))
+    while root * root < square:
+        root = Fraction(math.nextafter(float(root), math.inf))
+    return root

@@ -67,6 +67,7 @@ def verify(
     eps: Radius | Tensor | None = None,
     box: Box | tuple[Tensor, Tensor] | None = None,
     spec: Spec | None = None,
+    norm: float | str = math.inf,
     domain: Domain = PIXELS,
     timeout: float = 60.0,
     split: str = "auto",
@@ -75,9 +76,10 @@ def verify(
 ) -> Answer:
     """Decide whether a class wins, or a spec holds, at all inputs of a set.
 
-    The set is all points within `eps` of `x` (and within `domain`), where `eps` is one radius or a
-    tensor with one for each feature; or `box`, any box or pair of corners. What must hold is that
-    class `label` wins, or `spec`, made of `argmax`, `within` and `linear`, joined by & and |.
+    The set is all points within `eps` of `x` (and within `domain`) in a `norm`: inf, 2 or 1. In
+    the first one, `eps` may be a tensor with a radius for each feature. Or it is `box`, any box or
+    pair of corners. What must hold is that class `label` wins, or `spec`, made of `argmax`,
+    `within` and `linear`, joined by & and |.
 
     `network` is a module, a graph or the path of an ONNX file. `x` and the corners are inputs
     without a batch dimension, `x` in the network's own precision. The result says `verified`,
@@ -88,7 +90,7 @@ def verify(
     check_seed(seed)
     choices = check_choices(split, branching)
     wanted = check_question(x, eps, box, label, spec)
-    asked = around(x, eps, domain) if box is None else corners(box)  # type: ignore[arg-type]
+    asked = around(x, eps, domain, norm) if box is None else corners(box)  # type: ignore[arg-type]
     network = check_network(network)
     with evaluating(network):
         subject, region = examine(network, asked)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tightrope.box import Box, flat
+from tightrope.box import BallBox, Box, flat
 from tightrope.deadline import check_time
 from tightrope.domains import interval
 from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
@@ -87,7 +87,7 @@ def relax(
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
             found.lines[i] = lines(node.op, found.boxes[node.inputs[0]], rounding=rounding)
-        elif effort.iterations is not None and (found.lines or mixed[i] > 1):
+        elif _worthwhile(found, effort, mixed[i]):
             reading = [graph.nodes[j].op for j in readers[i]]
             needs = _needed(bounds, reading)
             if needs is not None:
@@ -98,6 +98,13 @@ def relax(
         if rounding:
             sizes.hold(i, bounds)
     return found
+
+
+def _worthwhile(found: Relaxation, effort: Effort, mixed: int) -> bool:
+    """Return whether linear bounds of a node can be tighter than intervals."""
+    if isinstance(found.box, BallBox) and not found.lines:
+        return mixed > 0  # intervals know nothing of the ball, with CROWN-IBP either
+    return effort.iterations is not None and (bool(found.lines) or mixed > 1)
 
 
 def _mixed(graph: Graph) -> list[int]:
