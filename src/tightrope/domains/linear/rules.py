@@ -80,10 +80,10 @@ class Form:
         value = a.dot(box.point) - falls + self.constant
         if not rounding:
             return value
-        size = a.like(a.values.abs()).dot(box.point.abs()) + falls
-        size = size + self.constant.abs() + self.slack
-        loose = self.slack + growth(a.values[0].numel() + 8, rounding) * size
-        return value - loose - torch.finfo(size.dtype).tiny
+        room = a.like(a.values.abs()).dot(box.point.abs()) + falls
+        room = room + self.constant.abs() + self.slack
+        lost = self.slack + growth(a.values[0].numel() + 8, rounding) * room
+        return value - lost - torch.finfo(room.dtype).tiny
 
     def minimizer(self, box: Box) -> Tensor:
         """Return where in the box that is, one point per row (dense coefficients only)."""
