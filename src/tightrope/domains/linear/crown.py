@@ -22,7 +22,7 @@ from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
-from tightrope.domains.linear.rules import ACTIVATIONS, RULES, by_intervals
+from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
 from tightrope.domains.reduced.reduction import COPIES, MEMORY, Reducer, reduce, reducible
 from tightrope.domains.rounding import cornered
 from tightrope.graph import Graph, ops
@@ -177,7 +177,7 @@ def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
     for op in readers:
         if isinstance(op, ops.Relu | ops.LeakyRelu):
             masks.append(unstable(bounds))
-        elif isinstance(op, ops.Sigmoid | ops.Tanh | ops.MaxPool) or _by_intervals(op):
+        elif isinstance(op, (*ACTIVATIONS, *BOXED)) or _by_intervals(op):
             masks.append(bounds.lower < bounds.upper)
     if not masks:
         return None
