@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from tightrope.box import Box
@@ -35,7 +33,5 @@ def softmax_box(op: ops.Softmax, box: Box, *, rounding: float) -> Box:
 
 
 def standardized_box(op: ops.Standardize, box: Box, *, rounding: float) -> Box:
-    """Return the box of standardised numbers, whose squares add up to no more than their number."""
-    found = _through_parts(op, box, rounding)
-    most = math.sqrt(box.lower.shape[-1]) * (1 + 1e-12)
-    return Box(*(t.clamp(-most, most) for t in found.corners))
+    """Return the box of standardised numbers."""
+    return _through_parts(op, box, rounding)

@@ -16,7 +16,7 @@ MOST_PRODUCTS = 1 << 24
 def product_box(op: ops.Mul, a: Box, b: Box, *, rounding: float) -> Box:
     """Return the box of products: extreme at corners. Zero times infinity is anything."""
     least, greatest = _corner_products(a, b)
-    return outward(least, greatest, rounding)
+    return outward(least.clamp(-op.limit, op.limit), greatest.clamp(-op.limit, op.limit), rounding)
 
 
 def _corner_products(a: Box, b: Box) -> tuple[Tensor, Tensor]:

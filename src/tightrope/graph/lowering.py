@@ -10,6 +10,7 @@ overflow; bounds are those of what they are made of. All of it is exact in real 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -101,4 +102,6 @@ class _Writer:
         squares = self.chain(x, ops.Function("power", (2.0,)), self.ones(1, size), count)
         shift = ops.Shift(torch.tensor(op.epsilon, dtype=torch.float64, device=self.like.device))
         root = ops.Function("power", (-0.5,), least=op.epsilon)
-        return self.append(ops.Mul(), x, self.chain(squares, shift, root))
+        # The squares of all of them add up to no more than their number.
+        limit = math.sqrt(size) * (1 + 1e-12)
+        return self.append(ops.Mul(limit), x, self.chain(squares, shift, root))

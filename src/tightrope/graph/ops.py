@@ -198,7 +198,12 @@ class Function(Op):
 
 @dataclass(frozen=True, eq=False)
 class Mul(Op):
-    """Product of two nodes, number by number, broadcast onto each other."""
+    """Product of two nodes, number by number, broadcast onto each other.
+
+    Its absolute value is never above `limit`, whatever boxes say.
+    """
+
+    limit: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)

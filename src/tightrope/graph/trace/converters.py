@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.graph import ops
-from tightrope.graph.trace import shapes
+from tightrope.graph.trace import shapes, smooth
 from tightrope.graph.values import Value, apply, pair, refuse
 from tightrope.graph.windows import Side
 
@@ -147,22 +147,21 @@ def _rsub(a: Any, b: Any, alpha: float = 1) -> Any:
 
 
 def _mul(a: Any, b: Any) -> Any:
-    both = isinstance(a, Value) and isinstance(b, Value)
-    refuse(both, "product of two values that depend on the input")
+    if isinstance(a, Value) and isinstance(b, Value):
+        return smooth.product(a, b)
     value, constant = (a, b) if isinstance(a, Value) else (b, a)
     return apply(value, ops.Scale(_aligned(constant, value)))
 
 
 def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     refuse(rounding_mode is not None, f"rounding_mode={rounding_mode!r}")
-    refuse(isinstance(b, Value), "division by a value that depends on the input")
+    if isinstance(b, Value) and isinstance(a, Value):
+        return smooth.quotient(a, b)
+    if isinstance(b, Value):
+        return apply(b, ops.Function("reciprocal"), ops.Scale(_aligned(a, b)))
     divisor = _aligned(b, a)
     refuse(bool((divisor == 0).any()), "division by zero")
     return apply(a, ops.Scale(divisor, divide=True))
-
-
-def _reciprocal(x: Value) -> Any:
-    raise NotImplementedError("division by a value that depends on the input")
 
 
 def _neg(x: Value) -> Any:
@@ -263,7 +262,6 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.rsub: _rsub,
     aten.mul: _mul,
     aten.div: _div,
-    aten.reciprocal: _reciprocal,
     aten.neg: _neg,
     aten.avg_pool2d: _avg_pool,
     aten.adaptive_avg_pool2d: _adaptive_avg_pool,
@@ -291,6 +289,7 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.select_scatter: _overwritten,
     aten.slice_scatter: _overwritten,
     **shapes.CONVERTERS,
+    **smooth.CONVERTERS,
 }
 
 # The layers of `torch.nn` that consist of these operators, for messages.
