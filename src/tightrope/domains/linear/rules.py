@@ -28,6 +28,7 @@ from tightrope.box import Box, flat
 from tightrope.deadline import check_time
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.products import pull_product
+from tightrope.domains.linear.pulling import pull_function
 from tightrope.domains.linear.relaxations import RULES as LINES
 from tightrope.domains.linear.relaxations import Lines
 from tightrope.domains.rounding import growth
@@ -374,7 +375,7 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.LeakyRelu: _activation,
     ops.Sigmoid: _activation,
     ops.Tanh: _activation,
-    ops.Function: _activation,
+    ops.Function: pull_function,
     ops.Mul: pull_product,
     ops.MatMul: pull_product,
     ops.Differences: _differences,
