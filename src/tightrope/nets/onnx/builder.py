@@ -143,6 +143,14 @@ class Builder:
         self.nodes.append(Node(self.name, op, inputs, shape))
         return len(self.nodes) - 1
 
+    def shape_of(self, position: int) -> Shape:
+        """Return the shape of a node's samples."""
+        return self.nodes[position].shape
+
+    def number(self, value: float) -> Tensor:
+        """Return a constant in the network's precision."""
+        return torch.tensor(value, dtype=self.dtype)
+
     def place(self, position: int, shape: Shape) -> Value:
         """Return the node's result as a value of an ONNX shape."""
         have = self.nodes[position].shape
