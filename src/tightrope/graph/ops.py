@@ -61,6 +61,22 @@ class Conv2d(Op):
 
 
 @dataclass(frozen=True, eq=False)
+class ConvTranspose2d(Op):
+    """Transposed convolution: the transpose of a convolution with this weight, and a bias.
+
+    `extra` is its output padding, below the stride in each direction.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    stride: Pair
+    padding: Pair
+    extra: Pair
+    dilation: Pair
+    groups: int
+
+
+@dataclass(frozen=True, eq=False)
 class BatchNorm(Op):
     """`(x - mean) / sqrt(variance + epsilon) * weight + bias` per channel.
 
@@ -145,6 +161,16 @@ class Slice(Op):
 
 
 @dataclass(frozen=True, eq=False)
+class Take(Op):
+    """Numbers of each sample, by their flat places: copies in any order, each any number of times.
+
+    `index` has the shape of the result.
+    """
+
+    index: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Concat(Op):
     """Concatenate along `dim` (the batch is dimension 0)."""
 
@@ -187,6 +213,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Input,
     Linear,
     Conv2d,
+    ConvTranspose2d,
     BatchNorm,
     Shift,
     Scale,
@@ -196,6 +223,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Permute,
     Pad,
     Slice,
+    Take,
     Concat,
     Add,
     Sub,
