@@ -138,6 +138,8 @@ def roundings(graph: Graph) -> int:
     for node in graph.nodes:
         if isinstance(node.op, ops.Linear | ops.Conv2d):
             total += node.op.weight[0].numel()
+        elif isinstance(node.op, ops.ConvTranspose2d):
+            total += node.op.weight[:, 0].numel()
         elif isinstance(node.op, ops.AvgPool):
             total += math.prod(node.op.kernel)
         total += 16
@@ -162,6 +164,7 @@ def _same(op: ops.Op, *scales: Tensor) -> Tensor:
 _MAGNITUDE: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Linear: _affine_magnitude,
     ops.Conv2d: _affine_magnitude,
+    ops.ConvTranspose2d: _affine_magnitude,
     ops.BatchNorm: _batch_norm_magnitude,
     ops.Shift: lambda op, s: s + op.offset.abs(),
     ops.Scale: _affine_magnitude,
@@ -171,6 +174,7 @@ _MAGNITUDE: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Permute: _same,
     ops.Pad: lambda op, s: POINT_RULES[ops.Pad](ops.Pad(op.pads, abs(op.value)), s),
     ops.Slice: _same,
+    ops.Take: _same,
     ops.Concat: _same,
     ops.Add: lambda op, a, b: a + b,
     ops.Sub: lambda op, a, b: a + b,

@@ -177,7 +177,7 @@ def _linear_map(op: ops.Op, zonotope: Zonotope, linear: ops.Op) -> Zonotope:
     return Zonotope(rule(op, zonotope.center), generators, zonotope.terms)
 
 
-def _affine(op: ops.Linear | ops.Conv2d, z: Zonotope, *, counter: Counter) -> Zonotope:
+def _affine(op: Any, z: Zonotope, *, counter: Counter) -> Zonotope:
     return _linear_map(op, z, replace(op, bias=None))
 
 
@@ -328,6 +328,7 @@ BY_INTERVALS: tuple[type[ops.Op], ...] = (ops.Softmax, ops.Standardize)
 RULES: dict[type[ops.Op], Callable[..., Any]] = {
     ops.Linear: _affine,
     ops.Conv2d: _affine,
+    ops.ConvTranspose2d: _affine,
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,
     ops.Scale: _rearrange,
@@ -337,6 +338,7 @@ RULES: dict[type[ops.Op], Callable[..., Any]] = {
     ops.Permute: _rearrange,
     ops.Pad: _pad,
     ops.Slice: _rearrange,
+    ops.Take: _rearrange,
     ops.Concat: _join,
     ops.Add: _join,
     ops.Sub: _join,

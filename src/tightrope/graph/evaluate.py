@@ -69,6 +69,22 @@ def _rounded_conv(rule: Any, op: ops.Conv2d, x: Rounded) -> Rounded:
     return summed(directly, op, x, op.weight[0].numel() + 1)
 
 
+def _take(op: ops.Take, x: Tensor) -> Tensor:
+    flat = x.flatten(1).index_select(1, op.index.flatten().to(x.device))
+    return flat.view(len(x), *op.index.shape)
+
+
+def _conv_transpose(op: ops.ConvTranspose2d, x: Tensor) -> Tensor:
+    return F.conv_transpose2d(
+        x, op.weight, op.bias, op.stride, op.padding, op.extra, op.groups, op.dilation
+    )
+
+
+def transposed_terms(op: ops.ConvTranspose2d) -> int:
+    """Return of how many products an output of a transposed convolution is at most the sum."""
+    return op.weight.shape[0] // op.groups * math.prod(op.weight.shape[2:])
+
+
 def _rounded_scale(rule: Any, op: ops.Scale, x: Rounded) -> Rounded:
     value = rule(op, x.value)
     carried = rule(ops.Scale(op.factor.abs(), op.divide), x.error)
@@ -100,6 +116,9 @@ TABLE: dict[type[ops.Op], Row] = {
         lambda rule, op, x: summed(rule, op, x, op.weight.shape[1] + 1),
     ),
     ops.Conv2d: Row(convolve, _rounded_conv),
+    ops.ConvTranspose2d: Row(
+        _conv_transpose, lambda rule, op, x: summed(rule, op, x, transposed_terms(op) + 1)
+    ),
     ops.BatchNorm: Row(_batch_norm, _rounded_batch_norm),
     ops.Shift: Row(lambda op, x: x - op.offset if op.subtract else x + op.offset, once),
     ops.Scale: Row(lambda op, x: x / op.factor if op.divide else x * op.factor, _rounded_scale),
@@ -117,6 +136,7 @@ TABLE: dict[type[ops.Op], Row] = {
     ops.Permute: Row(lambda op, x: x.permute(op.dims), rearranged),
     ops.Pad: Row(lambda op, x: F.pad(x, op.pads, value=op.value), _rounded_pad),
     ops.Slice: Row(lambda op, x: x[(slice(None), *op.index)], rearranged),
+    ops.Take: Row(_take, rearranged),
     ops.Concat: Row(lambda op, *xs: torch.cat(xs, op.dim), rearranged),
     ops.Add: Row(lambda op, a, b: a + b, once),
     ops.Sub: Row(lambda op, a, b: a - b, once),

@@ -62,6 +62,22 @@ class Conv2d(Op):
 
 
 @dataclass(frozen=True, eq=False)
+class ConvTranspose2d(Op):
+    """Transposed convolution: the transpose of a convolution with this weight, and a bias.
+
+    `extra` is its output padding, below the stride in each direction.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    stride: Pair
+    padding: Pair
+    extra: Pair
+    dilation: Pair
+    groups: int
+
+
+@dataclass(frozen=True, eq=False)
 class BatchNorm(Op):
     """`(x - mean) / sqrt(variance + epsilon) * weight + bias` per channel.
 
@@ -143,6 +159,16 @@ class Slice(Op):
     """Index each sample with slices and integers."""
 
     index: tuple[slice | int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Take(Op):
+    """Numbers of each sample, by their flat places: copies in any order, each any number of times.
+
+    `index` has the shape of the result.
+    """
+
+    index: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +264,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Input,
     Linear,
     Conv2d,
+    ConvTranspose2d,
     BatchNorm,
     Shift,
     Scale,
@@ -247,6 +274,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Permute,
     Pad,
     Slice,
+    Take,
     Concat,
     Add,
     Sub,

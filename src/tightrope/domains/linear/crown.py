@@ -30,7 +30,7 @@ from tightrope.graph import Graph, Node, ops
 from tightrope.graph.maxpool import maximum_of
 
 # Operations that look at each number by itself.
-MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Concat)
+MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Take, ops.Concat)
 APART = (*MOVES, ops.Shift, ops.Scale, ops.BatchNorm)
 DIFFERENCES = 1 << 10  # that are bounded one by one
 WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take

@@ -86,6 +86,7 @@ def _reach(op: ops.Softmax, x: Tensor) -> Tensor:
 RULES: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Linear: _affine,
     ops.Conv2d: _affine,
+    ops.ConvTranspose2d: _affine,
     ops.BatchNorm: _batch_norm,
     ops.Shift: lambda op, x: x + op.offset.abs(),
     ops.Scale: lambda op, x: x / op.factor.abs() if op.divide else x * op.factor.abs(),
@@ -95,6 +96,7 @@ RULES: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Permute: _rearrange,
     ops.Pad: lambda op, x: POINT_RULES[ops.Pad](ops.Pad(op.pads, abs(op.value)), x),
     ops.Slice: _rearrange,
+    ops.Take: _rearrange,
     ops.Concat: _rearrange,
     ops.Add: lambda op, a, b: a + b,
     ops.Sub: lambda op, a, b: a + b,

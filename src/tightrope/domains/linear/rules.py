@@ -26,6 +26,7 @@ from torch import Tensor
 
 from tightrope.box import Box, flat
 from tightrope.deadline import check_time
+from tightrope.domains.linear import spread
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.products import pull_product
 from tightrope.domains.linear.pulling import pull_function
@@ -359,6 +360,7 @@ BY_INTERVALS: tuple[type[ops.Op], ...] = (ops.Softmax, ops.Standardize)
 RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv,
+    ops.ConvTranspose2d: spread.conv_transpose,
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,
     ops.Scale: _scale,
@@ -368,6 +370,7 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.Permute: _permute,
     ops.Pad: _affine,
     ops.Slice: _affine,
+    ops.Take: spread.take,
     ops.Concat: _affine,
     ops.Add: _add,
     ops.Sub: _sub,

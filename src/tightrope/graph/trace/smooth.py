@@ -65,16 +65,6 @@ def _shifted(name: str, before: float, after: float) -> Callable[..., Any]:
 # --- products -------------------------------------------------------------------------------
 
 
-def product(a: Value, b: Value) -> Any:
-    """The product of two values, number by number."""
-    return Composed(lambda make: layers.product(make, a.position, b.position))
-
-
-def quotient(a: Any, b: Value) -> Any:
-    """The quotient of two values."""
-    return Composed(lambda make: layers.quotient(make, a.position, b.position))
-
-
 def _matmul(a: Any, b: Any) -> Any:
     if isinstance(a, Value) and isinstance(b, Value):
         return Composed(lambda make: layers.matrix_product(make, a.position, b.position))

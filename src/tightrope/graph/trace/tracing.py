@@ -172,6 +172,8 @@ class _Builder:
 
         PyTorch rounds a Python number to the precision of the tensor before it uses it.
         """
+        if isinstance(op, ops.Take):
+            return op.map_tensors(lambda t: t.to(self.probe.device))
         numbers = {name: self._number(getattr(op, name)) for name in _NUMBERS.get(type(op), ())}
         if isinstance(op, ops.Function):
             return replace(op, parameters=tuple(self._number(p) for p in op.parameters))
