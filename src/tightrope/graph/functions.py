@@ -152,10 +152,10 @@ def _around(
     info = torch.finfo(value.dtype)
     error = share * shape.size(place, value) + info.tiny + lacking
     error = torch.where(value.isfinite(), error, 0.0)
-    # What has overflowed is more than half of the largest number.
+    # What has overflowed, perhaps on its way to the result, is among the largest numbers.
     return (
-        (value - error).nan_to_num(nan=-math.inf, posinf=info.max / 2, neginf=-math.inf),
-        (value + error).nan_to_num(nan=math.inf, posinf=math.inf, neginf=info.min / 2),
+        (value - error).nan_to_num(nan=-math.inf, posinf=info.max / 16, neginf=-math.inf),
+        (value + error).nan_to_num(nan=math.inf, posinf=math.inf, neginf=info.min / 16),
     )
 
 
@@ -279,7 +279,6 @@ def _elu(alpha: float, scale: float, factor: float) -> Curve:
         (0.0,),
         size=lambda x, value: value.abs() + low * (x < 0),
         steepness=lambda x, s: s.abs() + low * factor,
-        limits=(-low * (1 + 1e-15), math.inf),
     )
 
 
