@@ -83,3 +83,16 @@ def power(make: Maker, x: int, exponent: float) -> int:
     if exponent in named:
         return make.append(ops.Function(named[exponent]), x)
     return make.append(ops.Function("power", (float(exponent),)), x)
+
+
+def differences(make: Maker, a: int, b: int) -> int | None:
+    """Append all differences of numbers in a row if that is what `a - b` broadcasts to."""
+    first, second = make.nodes[a], make.nodes[b]
+    if not (isinstance(first.op, ops.Reshape) and isinstance(second.op, ops.Reshape)):
+        return None
+    if first.inputs != second.inputs:
+        return None
+    x = first.inputs[0]
+    *rest, size = make.shape_of(x)
+    fits = first.shape == (*rest, 1, size) and second.shape == (*rest, size, 1)
+    return make.append(ops.Differences(), x) if fits and size > 1 else None

@@ -87,7 +87,11 @@ def _add(a: Any, b: Any, *, alpha: float = 1) -> Any:
 
 def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
     refuse(alpha != 1, "alpha")
-    return _either(a, b, lambda make, i, j: make.append(ops.Sub(), i, j), _minus, _from)
+    ordinary = _either(a, b, lambda make, i, j: make.append(ops.Sub(), i, j), _minus, _from)
+    if not (isinstance(a, Value) and isinstance(b, Value)):
+        return ordinary
+    pairs = (a.position, b.position)
+    return Composed(lambda make: layers.differences(make, *pairs) or ordinary.build(make))
 
 
 def _rsub(a: Any, b: Any, alpha: float = 1) -> Any:
