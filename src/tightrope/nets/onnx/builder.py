@@ -55,6 +55,7 @@ class Call:
     inputs: tuple[Argument, ...]
     attributes: dict[str, Any]
     opset: int
+    results: int = 1
 
     def value(self, index: int = 0) -> Value:
         """Return an input that must depend on the network's input."""
@@ -143,8 +144,18 @@ class Builder:
         self.nodes.append(Node(self.name, op, inputs, shape))
         return len(self.nodes) - 1
 
+    def shape_of(self, position: int) -> Shape:
+        """Return the shape of a node's samples."""
+        return self.nodes[position].shape
+
+    def number(self, value: float) -> Tensor:
+        """Return a constant in the network's precision."""
+        return torch.tensor(value, dtype=self.dtype)
+
     def place(self, position: int, shape: Shape) -> Value:
         """Return the node's result as a value of an ONNX shape."""
+        if isinstance(self.nodes[position].op, ops.Reshape):  # of which nobody would know
+            position = self.nodes[position].inputs[0]
         have = self.nodes[position].shape
         check_rank(shape)
         refuse(math.prod(have) != math.prod(shape), f"shape {have} where {shape} was expected")
@@ -168,7 +179,7 @@ class Builder:
         return graph, {places[i]: held for i, held in self.held.items() if i in places}
 
 
-Converter = Callable[[Builder, Call], Value]
+Converter = Callable[[Builder, Call], Value | list[Value]]
 
 _KEEP_SHAPE = (ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh)
 
@@ -181,6 +192,8 @@ def _shape_of(op: ops.Op, shapes: Sequence[Shape], dtype: torch.dtype) -> Shape:
     if isinstance(op, ops.Linear):
         refuse(first[-1:] != op.weight.shape[1:], f"a layer of {op.weight.shape[1]} inputs")
         return (*first[:-1], len(op.weight))
+    if isinstance(op, ops.Take):
+        return tuple(op.index.shape)
     if isinstance(op, ops.Shift | ops.Scale):
         constant = op.offset if isinstance(op, ops.Shift) else op.factor
         fits = broadcast(first, tuple(constant.shape)) == first
@@ -200,6 +213,8 @@ def _products(op: ops.Op, after: Shape) -> int:
         return math.prod(after) * op.weight.shape[1]
     if isinstance(op, ops.Conv2d):
         return math.prod(after) * op.weight[0].numel()
+    if isinstance(op, ops.ConvTranspose2d):
+        return math.prod(after) * evaluate.transposed_terms(op)
     if isinstance(op, ops.AvgPool | ops.MaxPool):
         return math.prod(after) * math.prod(op.kernel)
     return math.prod(after)

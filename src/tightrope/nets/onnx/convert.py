@@ -57,11 +57,14 @@ class _Conversion:
             reason = f": {error}" if str(error) else ""
             self.problems.setdefault(node.op_type, []).append(f"{short(node_name(node))}{reason}")
             result = _UNSUPPORTED
-        self.results[node.output[0]] = result
-        if isinstance(result, Value):
-            self.builder.hold(result, node.output[0])
+        # Of an operator with one result of ours, others in the file are not computed.
+        several = result if isinstance(result, list) else [result]
+        for name, found in zip(node.output, several, strict=False):
+            self.results[name] = found
+            if isinstance(found, Value) and name:
+                self.builder.hold(found, name)
 
-    def _convert(self, node: Any) -> Value | Array | _Unsupported:
+    def _convert(self, node: Any) -> Value | list[Value] | Array | _Unsupported:
         arguments = [self._lookup(given) for given in node.input]
         known = tuple(a for a in arguments if not isinstance(a, _Unsupported))
         if len(known) < len(arguments):
@@ -69,7 +72,8 @@ class _Conversion:
         name = node_name(node)
         refuse(not node.output[0], "its first result is left out")
         try:
-            call = Call(node.op_type, name, known, _attributes(node), self.opset)
+            attributes = _attributes(node)
+            call = Call(node.op_type, name, known, attributes, self.opset, len(node.output))
             if node.op_type in SHAPES:
                 return _shape(call)
             if not any(isinstance(a, Value) for a in known):
