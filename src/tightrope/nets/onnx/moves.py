@@ -20,6 +20,9 @@ from tightrope.nets.onnx import dimensions
 from tightrope.nets.onnx.builder import Array, Builder, Call, Converter, Value, sample_shape
 from tightrope.nets.onnx.dimensions import Shape
 
+# Each is a place of eight bytes that is looked at many times.
+MOST_COPIES = 1 << 23
+
 
 def places(shape: Shape) -> Array:
     """Return the flat place of each number of a value."""
@@ -49,7 +52,8 @@ def expanded(build: Builder, value: Value, shape: Shape) -> Value:
 def check(build: Builder, shape: Shape) -> None:
     """Refuse what would be too large before anything of that size is made."""
     dimensions.check_rank(shape)
-    ONNX_TENSOR_ELEMENTS.check(math.prod(shape), f"the result of {short(build.name)}")
+    count = ONNX_TENSOR_ELEMENTS.check(math.prod(shape), f"the result of {short(build.name)}")
+    refuse(count > MOST_COPIES, f"copies to {count} places, more than {MOST_COPIES}")
 
 
 def _expand(build: Builder, call: Call) -> Value:
@@ -69,6 +73,7 @@ def _tile(build: Builder, call: Call) -> Value:
 def gather(build: Builder, value: Value, indices: Array, axis: int) -> Value:
     """Append a choice of elements along an axis, in any order and number."""
     size = value.shape[axis]
+    refuse(indices.dtype.kind not in "iu", f"indices of type {indices.dtype}")
     inside = bool(((indices >= -size) & (indices < size)).all())
     refuse(not inside, f"an index beyond the {size} elements of axis {axis}")
     check(build, (*value.shape[:axis], *indices.shape, *value.shape[axis + 1 :]))
@@ -78,6 +83,7 @@ def gather(build: Builder, value: Value, indices: Array, axis: int) -> Value:
 def _gather_elements(build: Builder, call: Call) -> Value:
     value, indices = call.value(), call.constant(1)
     assert indices is not None and indices.ndim == len(value.shape)
+    refuse(indices.dtype.kind not in "iu", f"indices of type {indices.dtype}")
     axis = dimensions.axis_of(int(call.get("axis", 0)), len(value.shape))
     size = value.shape[axis]
     refuse(not bool(((indices >= -size) & (indices < size)).all()), "an index beyond the elements")
@@ -90,6 +96,7 @@ def _gather_elements(build: Builder, call: Call) -> Value:
 def _gather_nd(build: Builder, call: Call) -> Value:
     value, indices = call.value(), call.constant(1)
     assert indices is not None and indices.ndim
+    refuse(indices.dtype.kind not in "iu", f"indices of type {indices.dtype}")
     refuse(bool(call.get("batch_dims", 0)), "batch_dims")
     depth = indices.shape[-1]
     refuse(not 0 < depth <= len(value.shape), f"indices of {depth} dimensions")
