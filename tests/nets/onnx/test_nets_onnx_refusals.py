@@ -112,15 +112,20 @@ def test_inputs_without_a_fixed_shape(shape, tmp_path):
     refused(save_model(tmp_path / "net.onnx", [node("Relu", "x")], shape), "no fixed shape")
 
 
-def test_two_inputs_and_two_outputs(tmp_path):
+def test_inputs_of_two_types(tmp_path):
     path = save_model(tmp_path / "net.onnx", [node("Relu", "x")], (1, 5))
     model = onnx.load(path)
-    model.graph.output.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 5]))
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.DOUBLE, [1, 5]))
     onnx.save(model, path)
-    refused(path, "expected one output, got 2: y, x")
-    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 5]))
+    refused(path, "its inputs must be of one type")
+
+
+def test_an_output_that_is_a_constant(tmp_path):
+    path = save_model(tmp_path / "net.onnx", [node("Relu", "x")], (1, 5), {"c": random_array(3)})
+    model = onnx.load(path)
+    model.graph.output.append(helper.make_tensor_value_info("c", TensorProto.FLOAT, [3]))
     onnx.save(model, path)
-    refused(path, "expected one input, got 2: x, z")
+    refused(path, "the output c does not depend on the input")
 
 
 def test_integer_networks(tmp_path):

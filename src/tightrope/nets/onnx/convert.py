@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,11 @@ def convert(
 ) -> tuple[Graph, Held]:
     """Return the graph of an ONNX model, and which ONNX values its positions hold."""
     conversion = _Conversion(model, accepted.opset, builder)
-    conversion.results[accepted.name] = builder.input
+    conversion.results.update(builder.inputs)
     for node in accepted.nodes:
         deadline.check()
         conversion.visit(node)
-    return conversion.finish(model.graph.output[0].name)
+    return conversion.finish(accepted.outputs)
 
 
 class _Conversion:
@@ -92,14 +93,17 @@ class _Conversion:
             raise NotImplementedError(f"its input {short(name)} is not computed before it")
         return self.results[name]
 
-    def finish(self, output: str) -> tuple[Graph, Held]:
+    def finish(self, outputs: Sequence[str]) -> tuple[Graph, Held]:
         if self.problems:
             parts = [f"{kind} ({some(names)})" for kind, names in self.problems.items()]
             raise UserError(f"cannot handle these operators of the network: {'; '.join(parts)}")
-        result = self.results.get(output)
-        if not isinstance(result, Value):
-            raise UserError(f"the output {short(output)} does not depend on the input")
-        return self.builder.finish(result)
+        found = []
+        for output in outputs:
+            result = self.results.get(output)
+            if not isinstance(result, Value):
+                raise UserError(f"the output {short(output)} does not depend on the input")
+            found.append(result)
+        return self.builder.finish(found)
 
 
 def _shape(call: Call) -> Array:
