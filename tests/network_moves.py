@@ -28,7 +28,9 @@ def take(w: Writer) -> None:
             lambda x: torch.cat((x, x.flip(dim)), dim).roll(1, dim),
             lambda x: x.repeat(times),
             lambda x: x.unsqueeze(dim).expand(-1, *w_shape(x, dim)).flatten(1),
-            lambda x: torch.stack((*x.repeat_interleave(2, dim).chunk(2, dim),), 1)[:, [1, 0]],
+            lambda x: torch.stack(x.repeat_interleave(2, dim).chunk(2, dim), 1)[:, [1, 0]].flatten(
+                1
+            ),
             lambda x: F.interpolate(x.flatten(1).unsqueeze(1), scale_factor=2).flatten(1),
         )
     )

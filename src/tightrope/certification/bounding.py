@@ -13,6 +13,7 @@ from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import ALPHA, CROWN, CROWN_IBP, best_bounds, relax
 from tightrope.errors import UserError, unknown_name
 from tightrope.graph import Graph, trace
+from tightrope.graph.halves import share_halves
 from tightrope.graph.lowering import lowered
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.precision import ROUNDING, full_precision
@@ -57,7 +58,7 @@ def bounds(
             return interval.bounds(graph, box, rounding=ROUNDING)[0]
         if method == "zonotope":
             return zonotope.bounds(graph, box)[0]
-        graph = expand_max_pools(graph)
+        graph = expand_max_pools(share_halves(graph))
         if method == "alpha":
             boxes = [_alpha(graph, box[i : i + 1]) for i in range(len(box.lower))]
             return Box(

@@ -70,7 +70,7 @@ def _rounded_conv(rule: Any, op: ops.Conv2d, x: Rounded) -> Rounded:
 
 
 def _take(op: ops.Take, x: Tensor) -> Tensor:
-    flat = x.flatten(1).index_select(1, op.index.flatten().to(x.device))
+    flat = x.reshape(len(x), -1).index_select(1, op.index.flatten().to(x.device))
     return flat.view(len(x), *op.index.shape)
 
 

@@ -21,13 +21,13 @@ from tightrope.domains import interval
 from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
+from tightrope.domains.linear.extrema import as_extremum
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
 from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
 from tightrope.domains.reduced.reduction import COPIES, MEMORY, Reducer, reduce, reducible
 from tightrope.domains.rounding import cornered
 from tightrope.graph import Graph, Node, ops
-from tightrope.graph.maxpool import maximum_of
 
 # Operations that look at each number by itself.
 MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Take, ops.Concat)
@@ -82,7 +82,7 @@ def relax(
         check_time()
         inputs = [found.boxes[j] for j in node.inputs]
         bounds = interval.RULES[type(node.op)](node.op, *inputs, rounding=rounding)
-        bounds = _as_maximum(found, i, Box(*bounds.corners))
+        bounds = as_extremum(graph, found.boxes, i, Box(*bounds.corners))
         if known is not None and i in known:
             bounds = _both(bounds, known[i])
         if rounding:
@@ -161,16 +161,6 @@ def _both(first: Box, second: Box) -> Box:
     """Return what two boxes that contain the same values have in common."""
     lower = torch.maximum(first.lower, second.lower)
     return Box(lower, torch.maximum(lower, torch.minimum(first.upper, second.upper)))
-
-
-def _as_maximum(found: Relaxation, i: int, bounds: Box) -> Box:
-    """Tighten intervals of a maximum: as a sum, its two parts would be bounded apart."""
-    pair = maximum_of(found.graph, i)
-    if pair is None:
-        return bounds
-    a, b = (found.boxes[j] for j in pair)
-    lower = torch.maximum(bounds.lower, torch.maximum(a.lower, b.lower))
-    return Box(lower, torch.minimum(bounds.upper, torch.maximum(a.upper, b.upper)))
 
 
 def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:

@@ -38,4 +38,6 @@ def take(op: ops.Take, a: Coefficients, i: int, state: Pass) -> tuple[Coefficien
     if copies > 1:
         state.charge(a, i, copies)
     flat = a.values.new_zeros(len(a.values), math.prod(shape))
-    return (a.like(flat.index_add_(1, index, a.values.flatten(1)).view(-1, *shape)),)
+    return (
+        a.like(flat.index_add_(1, index, a.values.reshape(len(a.values), -1)).view(-1, *shape)),
+    )

@@ -205,7 +205,9 @@ def _prelu(x: Value, slopes: Tensor) -> Any:
     """One slope, or one for each channel: the first dimension of the samples."""
     refuse(isinstance(slopes, Value), "a slope that depends on the input")
     refuse(slopes.dim() > 1 or (slopes.numel() > 1 and not x.shape), "slopes of that shape")
-    per_channel = slopes.reshape(-1, *[1] * (len(x.shape) - 1)) if slopes.numel() > 1 else slopes
+    with torch.enable_grad():  # a view of the slopes, whatever the mode at present
+        shape = (-1, *[1] * (len(x.shape) - 1)) if slopes.numel() > 1 else ()
+        per_channel = slopes.reshape(shape)
     return Composed(lambda make: composed.leaky(make, x.position, per_channel))
 
 

@@ -6,14 +6,13 @@ the module's own, so that they stay up to date.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tightrope.graph import composed, ops
+from tightrope.graph import composed, ops, volumes
 from tightrope.graph.values import Composed, Value, apply, pair, refuse
 from tightrope.graph.windows import Side
 
@@ -122,10 +121,6 @@ def _conv3d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """The layers that a tap in depth looks at are channels, and outputs in depth one high image.
-
-    Between them there is enough room that windows begin where each of them does.
-    """
     _check_rank(x, 3)
     refuse(isinstance(weight, Value), "a weight that depends on the input")
     strides, steps = _sizes(stride, 3), _sizes(dilation, 3)
@@ -133,40 +128,13 @@ def _conv3d(
         pads = _same_padding(x.shape, padding, weight, steps)
     else:
         pads = [(p, p) for p in _sizes(padding, 3)]
-    deep, high, wide = (
+    found = [
         Side(size, taps, step, *pad, apart)
         for size, taps, step, pad, apart in zip(
             x.shape[1:], weight.shape[2:], strides, pads, steps, strict=True
         )
-    )
-    flat = _view(weight, lambda w: w.flatten(1, 2))
-    conv = ops.Conv2d(flat, bias, pair(strides[1:]), (0, 0), pair(steps[1:]), groups)
-
-    def build(make: Any) -> int:
-        position = x.position
-        if any(map(any, pads)):
-            position = make.append(ops.Pad((*pads[2], *pads[1], *pads[0]), 0.0), position)
-        padded = make.shape_of(position)
-        position = composed.taken(make, position, _stacked_layers(padded, deep, high))
-        image = make.append(conv, position)
-        rows = composed.places(make.shape_of(image))
-        every = -(-padded[2] // high.stride)
-        first = torch.arange(deep.windows())[:, None] * every
-        chosen = rows[:, first + torch.arange(high.windows())]
-        return composed.taken(make, image, chosen)
-
-    refuse(min(side.free for side in (deep, high, wide)) < 0, "a kernel larger than its input")
-    return Composed(build)
-
-
-def _stacked_layers(shape: Shape, deep: Side, high: Side) -> Tensor:
-    """Return where the numbers of the high image come from; what fills it up is never looked at."""
-    channels, _, height, width = shape
-    taps = torch.arange(deep.kernel) * deep.dilation
-    layers = taps[:, None] + torch.arange(deep.windows()) * deep.stride
-    rows = torch.arange(-(-height // high.stride) * high.stride).clamp(max=height - 1)
-    found = composed.places(shape)[:, layers][:, :, :, rows]
-    return found.reshape(channels * deep.kernel, -1, width)
+    ]
+    return Composed(lambda make: volumes.convolved(make, x.position, weight, bias, found, groups))
 
 
 def _conv_transpose2d(
@@ -208,12 +176,8 @@ def _conv_transpose1d(
 # --- pools ----------------------------------------------------------------------------------
 
 
-Options = tuple[int, ...]
-Pool = Callable[[Any, Any, Any, Any], ops.Op]  # of kernel, stride, padding, dilation
-
-
-def _pooled(x: Value, count: int, given: Sequence[Any], pool: Pool) -> Any:
-    """Ask for a pool in so many dimensions: means and maxima of boxes are those of their sides."""
+def _pooled(x: Value, count: int, given: Sequence[Any], pool: volumes.Pool) -> Any:
+    """Ask for a pool in so many dimensions."""
     _check_rank(x, count)
     options = [_sizes(g, count) for g in given]
     if count == 1:
@@ -221,19 +185,7 @@ def _pooled(x: Value, count: int, given: Sequence[Any], pool: Pool) -> Any:
         return _of_images(x, pool(*flat))
     if count == 2:
         return apply(x, pool(*options))
-    channels, depth, height, width = x.shape
-
-    def build(make: Any) -> int:
-        position = make.append(ops.Reshape((channels * depth, height, width)), x.position)
-        position = make.append(pool(*(option[1:] for option in options)), position)
-        _, *size = make.shape_of(position)
-        position = make.append(ops.Reshape((channels, depth, math.prod(size))), position)
-        deep = ((o[0], d) for d, o in zip((1, 1, 0, 1), options, strict=True))
-        position = make.append(pool(*deep), position)
-        after = make.shape_of(position)[1]
-        return int(make.append(ops.Reshape((channels, after, *size)), position))
-
-    return Composed(build)
+    return Composed(lambda make: volumes.pooled(make, x.position, pool, options))
 
 
 def _avg_pool(count: int) -> Callable[..., Any]:

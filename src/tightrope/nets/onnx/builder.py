@@ -9,7 +9,7 @@ when an operation needs their shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,7 @@ class Call:
     inputs: tuple[Argument, ...]
     attributes: dict[str, Any]
     opset: int
+    results: int = 1
 
     def value(self, index: int = 0) -> Value:
         """Return an input that must depend on the network's input."""
@@ -99,17 +100,30 @@ Held = dict[int, list[Named]]
 
 
 class Builder:
-    """Collects the graph's nodes."""
+    """Collects the graph's nodes.
 
-    def __init__(self, input_shape: Shape, dtype: torch.dtype, sizes: Sizes) -> None:
+    Several inputs are parts of one flat input of the graph, in their order.
+    """
+
+    def __init__(self, inputs: Mapping[str, Shape], dtype: torch.dtype, sizes: Sizes) -> None:
         self.dtype = dtype
         self.name = "input"
         self.sizes = sizes
-        self.input = Value(0, input_shape)
-        self.nodes = [Node("input", ops.Input(), (), sample_shape(input_shape))]
         self.reshaped: dict[tuple[int, Shape], int] = {}
         self.held: Held = {}
-        sizes.hold_value(input_shape, "the input")
+        self.inputs: dict[str, Value] = {}
+        total = sum(math.prod(shape) for shape in inputs.values())
+        sizes.hold_value((total,), "the input")
+        single = next(iter(inputs.values())) if len(inputs) == 1 else (total,)
+        self.nodes = [Node("input", ops.Input(), (), sample_shape(single))]
+        first = 0
+        for name, shape in inputs.items():
+            check_rank(shape)
+            end = first + math.prod(shape)
+            part = ops.Slice((slice(first, end),))
+            position = 0 if len(inputs) == 1 else self.append(part, 0)
+            self.inputs[name] = Value(position, shape)
+            first = end
 
     def apply(self, value: Value, *operations: ops.Op, to: Shape | None = None) -> Value:
         """Append operations on samples of their natural shape; `to` is the ONNX shape at the end.
@@ -153,6 +167,8 @@ class Builder:
 
     def place(self, position: int, shape: Shape) -> Value:
         """Return the node's result as a value of an ONNX shape."""
+        if isinstance(self.nodes[position].op, ops.Reshape):  # of which nobody would know
+            position = self.nodes[position].inputs[0]
         have = self.nodes[position].shape
         check_rank(shape)
         refuse(math.prod(have) != math.prod(shape), f"shape {have} where {shape} was expected")
@@ -169,14 +185,15 @@ class Builder:
         """Take note of the ONNX name of a value."""
         self.held.setdefault(value.position, []).append(Named(name, value.shape))
 
-    def finish(self, output: Value) -> tuple[Graph, Held]:
-        """Return the graph with a flat output, and what its positions hold."""
-        end = self.at(output, (math.prod(output.shape),))
+    def finish(self, outputs: Sequence[Value]) -> tuple[Graph, Held]:
+        """Return the graph with one flat output, and what its positions hold."""
+        ends = [self.at(output, (math.prod(output.shape),)) for output in outputs]
+        end = ends[0] if len(ends) == 1 else self.append(ops.Concat(1), *ends)
         graph, places = prune(self.nodes, end)
         return graph, {places[i]: held for i, held in self.held.items() if i in places}
 
 
-Converter = Callable[[Builder, Call], Value]
+Converter = Callable[[Builder, Call], Value | list[Value]]
 
 _KEEP_SHAPE = (
     *(ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh),
@@ -192,6 +209,8 @@ def _shape_of(op: ops.Op, shapes: Sequence[Shape], dtype: torch.dtype) -> Shape:
     if isinstance(op, ops.Linear):
         refuse(first[-1:] != op.weight.shape[1:], f"a layer of {op.weight.shape[1]} inputs")
         return (*first[:-1], len(op.weight))
+    if isinstance(op, ops.Take):
+        return tuple(op.index.shape)
     if isinstance(op, ops.Shift | ops.Scale):
         constant = op.offset if isinstance(op, ops.Shift) else op.factor
         fits = broadcast(first, tuple(constant.shape)) == first
@@ -211,6 +230,8 @@ def _products(op: ops.Op, after: Shape) -> int:
         return math.prod(after) * op.weight.shape[1]
     if isinstance(op, ops.Conv2d):
         return math.prod(after) * op.weight[0].numel()
+    if isinstance(op, ops.ConvTranspose2d):
+        return math.prod(after) * evaluate.transposed_terms(op)
     if isinstance(op, ops.AvgPool | ops.MaxPool):
         return math.prod(after) * math.prod(op.kernel)
     return math.prod(after)
