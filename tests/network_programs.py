@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Set
 
 import network_moves
+import smooth_moves
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
@@ -342,6 +343,7 @@ MOVES: dict[type[ops.Op], Callable[[Writer], None]] = {
     ops.LeakyRelu: _leaky_relu,
     ops.Sigmoid: _sigmoid,
     ops.Tanh: _tanh,
+    **smooth_moves.MOVES,
 }
 WEIGHTS = {ops.Linear: 4, ops.Relu: 4, ops.Conv2d: 3, ops.BatchNorm: 2, ops.Add: 2}
 IMAGE_ONLY = {ops.Conv2d, ops.ConvTranspose2d, ops.AvgPool, ops.MaxPool}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Set
 
+import smooth_moves
 import torch
 from hypothesis import strategies as st
 from network_programs import IMAGE_ONLY, MOVES, WEIGHTS, Draw, Program, Shape, Writer, generator_of
@@ -142,6 +143,10 @@ def roundings(graph: Graph) -> int:
             total += node.op.weight[:, 0].numel()
         elif isinstance(node.op, ops.AvgPool):
             total += math.prod(node.op.kernel)
+        elif isinstance(node.op, ops.MatMul):
+            total += graph.nodes[node.inputs[0]].shape[-1]
+        elif isinstance(node.op, ops.Softmax | ops.Standardize):
+            total += 4 * node.shape[-1]
         total += 16
     return total
 
@@ -182,4 +187,5 @@ _MAGNITUDE: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.LeakyRelu: lambda op, s: s * max(1.0, op.slope),
     ops.Sigmoid: lambda op, s: s + 1,  # Lipschitz, so errors don't grow; values up to 1
     ops.Tanh: lambda op, s: s + 1,
+    **smooth_moves.MAGNITUDES,
 }

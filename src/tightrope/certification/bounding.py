@@ -14,6 +14,7 @@ from tightrope.domains.linear.crown import ALPHA, CROWN, CROWN_IBP, best_bounds,
 from tightrope.errors import UserError, unknown_name
 from tightrope.graph import Graph, trace
 from tightrope.graph.halves import share_halves
+from tightrope.graph.lowering import lowered
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.precision import ROUNDING, full_precision
 from tightrope.radius import Radius
@@ -48,7 +49,7 @@ def bounds(
         raise UserError(
             f"x has shape {tuple(box.lower.shape[1:])}, the network takes {graph.input_shape}"
         )
-    graph = _upto(graph, node).detach().to(torch.float64)
+    graph = lowered(_upto(graph, node).detach().to(torch.float64))
     if not len(box.lower):  # as with any function of a batch, nothing of nothing
         nothing = box.lower.new_empty(0, *graph.output_shape)
         return Box(nothing, nothing.clone())

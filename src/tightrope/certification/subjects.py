@@ -13,6 +13,7 @@ from tightrope.attacks import Network, for_points
 from tightrope.box import Box
 from tightrope.graph import Graph, trace
 from tightrope.graph.halves import share_halves
+from tightrope.graph.lowering import lowered
 from tightrope.graph.maxpool import expand_max_pools
 
 
@@ -49,7 +50,8 @@ class Subject:
 
         BatchNorm is not folded: the rounding of folding would be outside the proof.
         """
-        return expand_max_pools(share_halves(self.graph.detach().to(torch.float64)))
+        graph = share_halves(self.graph.detach().to(torch.float64))
+        return lowered(expand_max_pools(graph))
 
     @cached_property
     def neurons(self) -> int:

@@ -22,6 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.domains.composites import difference_box, softmax_box, standardized_box
+from tightrope.domains.curves import function_box
+from tightrope.domains.products import matmul_box, product_box
 from tightrope.domains.relu_box import relu_box
 from tightrope.domains.rounding import around, cornered, down, growth, outward, tiny, up
 from tightrope.graph import Graph, ops
@@ -260,4 +263,10 @@ RULES: dict[type[ops.Op], Callable[..., Box]] = {
     ops.LeakyRelu: _leaky_relu,
     ops.Sigmoid: _squash,
     ops.Tanh: _squash,
+    ops.Function: function_box,
+    ops.Mul: product_box,
+    ops.MatMul: matmul_box,
+    ops.Differences: difference_box,
+    ops.Softmax: softmax_box,
+    ops.Standardize: standardized_box,
 }

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.graph import ops
+from tightrope.graph import ops, smooth
 from tightrope.graph.dense import convolve
 from tightrope.graph.rounding import ELEMENTARY, Rounded, growth, once, outwards, rearranged, summed
 
@@ -144,6 +144,12 @@ TABLE: dict[type[ops.Op], Row] = {
     ops.LeakyRelu: Row(lambda op, x: F.leaky_relu(x, op.slope), _rounded_leaky),
     ops.Sigmoid: Row(lambda op, x: torch.sigmoid(x), _rounded_sigmoid),
     ops.Tanh: Row(lambda op, x: torch.tanh(x), _rounded_tanh),
+    ops.Function: Row(smooth.function, smooth.rounded_function),
+    ops.Mul: Row(smooth.product, smooth.rounded_product),
+    ops.MatMul: Row(smooth.matrix_product, smooth.rounded_product),
+    ops.Differences: Row(smooth.differences, smooth.rounded_differences),
+    ops.Softmax: Row(smooth.softmax, smooth.rounded_softmax),
+    ops.Standardize: Row(smooth.standardize, smooth.rounded_standardize),
 }
 
 

@@ -15,6 +15,7 @@ step and gradients reach the parameters. Shapes never include the batch dimensio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Self
@@ -209,6 +210,56 @@ class Tanh(Op):
     """Hyperbolic tangent."""
 
 
+@dataclass(frozen=True, eq=False)
+class Function(Op):
+    """A function of each number by itself: a row of `functions.FUNCTIONS`.
+
+    `least` is a number that the argument is never below, whatever boxes say.
+    """
+
+    name: str
+    parameters: tuple[float, ...] = ()
+    least: float = -math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Mul(Op):
+    """Product of two nodes, number by number, broadcast onto each other.
+
+    Its absolute value is never above `limit`, whatever boxes say.
+    """
+
+    limit: float = math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class MatMul(Op):
+    """Product of two nodes as matrices in their last two dimensions, broadcast in the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Differences(Op):
+    """`x_j - x_i` for all pairs of numbers along the last dimension, at place i, j."""
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(Op):
+    """`exp(x_i) / sum_j exp(x_j)` over the last dimension, or its logarithm."""
+
+    logarithm: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Standardize(Op):
+    """`(x - mean) / sqrt(variance + epsilon)` over the last dimension of each sample.
+
+    Without `center` nothing is subtracted: `x / sqrt(mean of squares + epsilon)`.
+    """
+
+    epsilon: float
+    center: bool = True
+
+
 ALL_OPS: tuple[type[Op], ...] = (
     Input,
     Linear,
@@ -231,4 +282,10 @@ ALL_OPS: tuple[type[Op], ...] = (
     LeakyRelu,
     Sigmoid,
     Tanh,
+    Function,
+    Mul,
+    MatMul,
+    Differences,
+    Softmax,
+    Standardize,
 )

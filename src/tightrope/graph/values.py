@@ -42,6 +42,8 @@ class Apply:
 class Maker(Protocol):
     """Whoever makes a graph: appends operations, which are known by their positions."""
 
+    nodes: list[Any]
+
     def append(self, op: ops.Op, *inputs: int) -> int:
         """Append an operation and return its position."""
         ...

@@ -8,6 +8,7 @@ outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,14 +24,15 @@ from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.extrema import as_extremum
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
-from tightrope.domains.linear.rules import ACTIVATIONS, RULES, by_intervals
+from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
 from tightrope.domains.reduced.reduction import COPIES, MEMORY, Reducer, reduce, reducible
 from tightrope.domains.rounding import cornered
-from tightrope.graph import Graph, ops
+from tightrope.graph import Graph, Node, ops
 
 # Operations that look at each number by itself.
 MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Take, ops.Concat)
 APART = (*MOVES, ops.Shift, ops.Scale, ops.BatchNorm)
+DIFFERENCES = 1 << 10  # that are bounded one by one
 WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take
 
 
@@ -90,7 +92,7 @@ def relax(
         elif effort.iterations is not None and (found.lines or mixed[i] > 1):
             reading = [graph.nodes[j].op for j in readers[i]]
             needs = _needed(bounds, reading)
-            if needs is not None:
+            if needs is not None and not _many(node):
                 # ReLUs need no more than a sign.
                 signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) for op in reading)
                 bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
@@ -167,11 +169,16 @@ def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
     for op in readers:
         if isinstance(op, ops.Relu | ops.LeakyRelu):
             masks.append(unstable(bounds))
-        elif isinstance(op, ops.Sigmoid | ops.Tanh | ops.MaxPool) or _by_intervals(op):
+        elif isinstance(op, (*ACTIVATIONS, *BOXED, ops.Differences)) or _by_intervals(op):
             masks.append(bounds.lower < bounds.upper)
     if not masks:
         return None
     return torch.stack(masks).any(0)
+
+
+def _many(node: Node) -> bool:
+    """Return whether there are so many differences that those of bounds have to do."""
+    return isinstance(node.op, ops.Differences) and math.prod(node.shape) > DIFFERENCES
 
 
 def _by_intervals(op: ops.Op) -> bool:

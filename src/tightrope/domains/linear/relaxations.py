@@ -17,16 +17,9 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.domains.linear.curves import function_lines
+from tightrope.domains.linear.lines import Lines as Lines
 from tightrope.graph import ops
-
-
-class Lines(NamedTuple):
-    """The two lines of each neuron, all of shape [batch, *shape]."""
-
-    lower_slope: Tensor
-    lower_intercept: Tensor
-    upper_slope: Tensor
-    upper_intercept: Tensor
 
 
 def lines(op: ops.Op, box: Box, *, rounding: float = 0.0) -> Lines:
@@ -184,4 +177,5 @@ RULES: dict[type[ops.Op], Callable[[Any, Tensor, Tensor, float], Lines]] = {
     ops.LeakyRelu: _bent,
     ops.Sigmoid: _curved,
     ops.Tanh: _curved,
+    ops.Function: function_lines,
 }

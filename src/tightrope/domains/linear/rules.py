@@ -28,6 +28,8 @@ from tightrope.box import Box, flat
 from tightrope.deadline import check_time
 from tightrope.domains.linear import spread
 from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.products import pull_product
+from tightrope.domains.linear.pulling import pull_function
 from tightrope.domains.linear.relaxations import RULES as LINES
 from tightrope.domains.linear.relaxations import Lines
 from tightrope.domains.rounding import growth
@@ -39,6 +41,8 @@ from tightrope.graph.windows import sides
 Magnitudes = Mapping[int, Tensor]
 
 ACTIVATIONS = tuple(LINES)
+# Their rules read the boxes of their inputs.
+BOXED = (ops.MaxPool, ops.Mul, ops.MatMul)
 
 
 @dataclass(frozen=True)
@@ -250,6 +254,12 @@ def _affine(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficie
     return tuple(dense.like(g) for g in gradients)
 
 
+def _differences(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
+    a = a.dense()
+    state.charge(a, i, 2 * a.values.shape[-1])
+    return (a.like(a.values.sum(-2) - a.values.sum(-1)),)
+
+
 def _add(op: ops.Add, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     return a, a
 
@@ -345,7 +355,7 @@ def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coef
 
 
 # Operations for which `by_intervals` has to do.
-BY_INTERVALS: tuple[type[ops.Op], ...] = ()
+BY_INTERVALS: tuple[type[ops.Op], ...] = (ops.Softmax, ops.Standardize)
 
 RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.Linear: _linear,
@@ -368,5 +378,9 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.LeakyRelu: _activation,
     ops.Sigmoid: _activation,
     ops.Tanh: _activation,
+    ops.Function: pull_function,
+    ops.Mul: pull_product,
+    ops.MatMul: pull_product,
+    ops.Differences: _differences,
     **dict.fromkeys(BY_INTERVALS, by_intervals),
 }

@@ -214,4 +214,7 @@ RULES: dict[type[ops.Op], Callable[..., Expression]] = {
 # Encoded with variables of their own (`tightrope.domains.milp.encoding`).
 ENCODED = (ops.Relu, ops.LeakyRelu, ops.MaxPool)
 # No program has a rule for them: a network that holds one is refused.
-NOT_PIECEWISE_LINEAR = (ops.Sigmoid, ops.Tanh)
+NOT_PIECEWISE_LINEAR = (
+    *(ops.Sigmoid, ops.Tanh, ops.Function, ops.Mul, ops.MatMul),
+    *(ops.Differences, ops.Softmax, ops.Standardize),
+)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.graph import ops
-from tightrope.graph.trace import elementwise, moves, reductions, shapes, windows
+from tightrope.graph.trace import elementwise, moves, reductions, shapes, smooth, windows
 from tightrope.graph.values import Value, apply, refuse
 
 # --- affine layers --------------------------------------------------------------------------
@@ -123,6 +123,7 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     **moves.CONVERTERS,
     **elementwise.CONVERTERS,
     **reductions.CONVERTERS,
+    **smooth.CONVERTERS,
 }
 
 # The layers of `torch.nn` that consist of these operators, for messages.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightrope.graph import composed, ops
+from tightrope.graph import composed, layers, ops
 from tightrope.graph.values import Composed, Value, apply, refuse
 
 OfNodes = Callable[[Any, int, int], int]
@@ -87,7 +87,11 @@ def _add(a: Any, b: Any, *, alpha: float = 1) -> Any:
 
 def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
     refuse(alpha != 1, "alpha")
-    return _either(a, b, lambda make, i, j: make.append(ops.Sub(), i, j), _minus, _from)
+    ordinary = _either(a, b, lambda make, i, j: make.append(ops.Sub(), i, j), _minus, _from)
+    if not (isinstance(a, Value) and isinstance(b, Value)):
+        return ordinary
+    pairs = (a.position, b.position)
+    return Composed(lambda make: layers.differences(make, *pairs) or ordinary.build(make))
 
 
 def _rsub(a: Any, b: Any, alpha: float = 1) -> Any:
@@ -98,20 +102,18 @@ def _neg(x: Value) -> Any:
     return Composed(lambda make: composed.negated(make, x.position))
 
 
-def _no_product(make: Any, a: int, b: int) -> int:
-    raise NotImplementedError("product of two values that depend on the input")
-
-
 def _times(make: Any, x: int, c: Tensor) -> int:
     return int(make.append(ops.Scale(c), x))
 
 
 def _mul(a: Any, b: Any) -> Any:
-    return _either(a, b, _no_product, _times, _times)
+    if isinstance(a, Value) and isinstance(b, Value):  # which need no copies
+        return Composed(lambda make: layers.product(make, a.position, b.position))
+    return _either(a, b, layers.product, _times, _times)
 
 
-def _no_quotient(make: Any, *arguments: Any) -> int:
-    raise NotImplementedError("division by a value that depends on the input")
+def _under(make: Any, x: int, c: Tensor) -> int:
+    return _times(make, make.append(ops.Function("reciprocal"), x), c)
 
 
 def _over(make: Any, x: int, c: Tensor) -> int:
@@ -121,7 +123,9 @@ def _over(make: Any, x: int, c: Tensor) -> int:
 
 def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     refuse(rounding_mode is not None, f"rounding_mode={rounding_mode!r}")
-    return _either(a, b, _no_quotient, _over, _no_quotient)
+    if isinstance(a, Value) and isinstance(b, Value):
+        return Composed(lambda make: layers.quotient(make, a.position, b.position))
+    return _either(a, b, layers.quotient, _over, _under)
 
 
 # --- limits ---------------------------------------------------------------------------------
@@ -225,7 +229,6 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.neg: _neg,
     aten.mul: _mul,
     aten.div: _div,
-    aten.reciprocal: lambda x: Composed(lambda make: _no_quotient(make)),
     aten.maximum: maximum,
     aten.minimum: minimum,
     aten.fmax: maximum,

@@ -33,6 +33,7 @@ _NUMBERS: dict[type[ops.Op], tuple[str, ...]] = {
     ops.BatchNorm: ("epsilon",),
     ops.LeakyRelu: ("slope",),
     ops.Pad: ("value",),
+    ops.Standardize: ("epsilon",),
 }
 
 
@@ -174,6 +175,8 @@ class _Builder:
         if isinstance(op, ops.Take):
             return op.map_tensors(lambda t: t.to(self.probe.device))
         numbers = {name: self._number(getattr(op, name)) for name in _NUMBERS.get(type(op), ())}
+        if isinstance(op, ops.Function):
+            return replace(op, parameters=tuple(self._number(p) for p in op.parameters))
         return replace(op.map_tensors(self._constant), **numbers)
 
     def _number(self, number: float) -> float:

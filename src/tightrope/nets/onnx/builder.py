@@ -195,7 +195,10 @@ class Builder:
 
 Converter = Callable[[Builder, Call], Value | list[Value]]
 
-_KEEP_SHAPE = (ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh)
+_KEEP_SHAPE = (
+    *(ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh),
+    *(ops.Function, ops.Softmax, ops.Standardize),
+)
 
 
 def _shape_of(op: ops.Op, shapes: Sequence[Shape], dtype: torch.dtype) -> Shape:

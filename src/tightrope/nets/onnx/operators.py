@@ -15,6 +15,7 @@ from tightrope.graph import ops
 from tightrope.graph.values import refuse
 from tightrope.nets.onnx import bends, dimensions, enlarging, reductions
 from tightrope.nets.onnx import shapes as onnx_shapes
+from tightrope.nets.onnx import smooth as onnx_smooth
 from tightrope.nets.onnx import windows as onnx_windows
 from tightrope.nets.onnx.aligning import aligned, together
 from tightrope.nets.onnx.builder import Array, Builder, Call, Converter, Value, sample_shape
@@ -86,14 +87,15 @@ def _mul(build: Builder, call: Call) -> Value:
         a, b = b, a
     assert isinstance(a, Value)
     if isinstance(b, Value):
-        raise NotImplementedError("product of two values that depend on the input")
+        return onnx_smooth.product(build, a, b)
     return _elementwise(build, a, b, (ops.Scale, False))
 
 
 def _div(build: Builder, call: Call) -> Value:
     a, b = _operands(call)
-    if not isinstance(a, Value) or isinstance(b, Value):
-        raise NotImplementedError("division by a value that depends on the input")
+    if isinstance(b, Value):
+        return onnx_smooth.quotient(build, a, b)
+    assert isinstance(a, Value)
     refuse(bool((b == 0).any()), "division by zero")
     return _elementwise(build, a, b, (ops.Scale, True))
 
@@ -111,7 +113,7 @@ def _matmul(build: Builder, call: Call) -> Value:
 
 def _product(build: Builder, a: Value | Array, b: Value | Array) -> Value:
     if isinstance(a, Value) and isinstance(b, Value):
-        raise NotImplementedError("product of two values that depend on the input")
+        return onnx_smooth.matrix_product(build, a, b)
     if isinstance(a, Value):
         assert not isinstance(b, Value)
         return _times_matrix(build, a, b)
@@ -207,6 +209,7 @@ CONVERTERS: dict[str, Converter] = {
     **enlarging.CONVERTERS,
     **bends.CONVERTERS,
     **reductions.CONVERTERS,
+    **onnx_smooth.CONVERTERS,
     "Add": _add,
     "Sub": _sub,
     "Mul": _mul,
