@@ -96,7 +96,7 @@ def problems(numbers: list[int]) -> Subproblems:
     """Return subproblems that can be told apart by their row."""
     row = torch.tensor(numbers)
     wide = row[:, None].expand(-1, 3).float()
-    return Subproblems(row, wide.to(torch.int8), wide, wide * 2, wide[:, :0])
+    return Subproblems(row, wide.to(torch.int8), wide, wide * 2, wide[:, :0], row * 0)
 
 
 def test_the_lowest_bounds_leave_first_and_nothing_is_lost() -> None:
