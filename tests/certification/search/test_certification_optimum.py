@@ -131,4 +131,4 @@ def test_peek_leaves_the_pool_as_it_is() -> None:
     pool = Pool(problems([1, 2, 3]), torch.tensor([3.0, 1.0, 2.0]))
     assert pool.peek(2).row.tolist() == [2, 3]
     assert len(pool) == 3
-    assert pool.bytes == 3 * (8 + 3 + 12 + 12 + 4)
+    assert pool.bytes == 3 * (8 + 3 + 12 + 12 + 4 + 8)

@@ -71,7 +71,7 @@ def test_neurons_of_counterexamples_are_within_their_bounds(
 @NETWORKS
 def test_subproblems_without_counterexamples_are_found_empty(kind: str) -> None:
     """A row that is positive everywhere leaves no room for counterexamples."""
-    found, network = reduced(kind, "relu", rounding=EPS)
+    _, network = reduced(kind, "relu", rounding=EPS)
     lifted = replace(network, rows=replace(network.rows, constant=network.rows.constant + 1e4))
     problems = random_problems(lifted, 1, splits=0.0, seed=0)
     whole = Box(lifted.lower[None], lifted.upper[None])
@@ -81,7 +81,7 @@ def test_subproblems_without_counterexamples_are_found_empty(kind: str) -> None:
 
 def test_rows_may_reach_what_is_kept() -> None:
     """Bounds hold for rows up to KEPT: what is closed has that margin."""
-    found, network = reduced("dense", "relu", radius=0.8, rounding=EPS)
+    _, network = reduced("dense", "relu", radius=0.8, rounding=EPS)
     tightener = Tightener(network, torch.arange(3))
     kept = network.rows.constant - tightener.exact.rows.constant[-3:]
     assert torch.allclose(kept, torch.full_like(kept, KEPT), rtol=1e-3)

@@ -58,8 +58,8 @@ class SearchSettings:
     branching: str = "intercept"
     candidates: int = 3
     smallest_batch: int = 64
-    # Subproblems of a round whose neurons may be bounded again, and after how many more signs (None:
-    # when it pays).
+    # Subproblems of a round whose neurons may be bounded again, and after how many more signs
+    # (None: when it pays).
     regions: int = 128
     region_depth: int | None = None
     # Multi-neuron constraints raise the first bounds; on the networks measured so far, the search
@@ -242,10 +242,8 @@ class BranchAndBound:
         """Bound the neurons of deep subproblems again; return what is left to be split."""
         if self.rounds < self.settings.quick_rounds or self.regions.full:
             return batch
-        depth = (
-            self.effort.depth if self.settings.region_depth is None else self.settings.region_depth
-        )
-        due = self.regions.since(batch) >= depth
+        fixed = self.settings.region_depth
+        due = self.regions.since(batch) >= (self.effort.depth if fixed is None else fixed)
         due[due.nonzero()[self.settings.regions :, 0]] = False
         if not due.any():
             return batch
