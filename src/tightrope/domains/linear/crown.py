@@ -22,6 +22,7 @@ from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.extrema import as_extremum
+from tightrope.domains.linear.forms import few_inputs, tighter
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
 from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
@@ -75,6 +76,7 @@ def relax(
     sizes = Magnitudes(graph, box)
     found = Relaxation(graph, {0: box}, {}, sizes.terms, rounding)
     mixed = _mixed(graph)
+    forms = None if effort.iterations is None else few_inputs(graph, box, rounding)
     reducer = None
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
         reducer = Reducer(found, memory=effort.memory)
@@ -89,13 +91,18 @@ def relax(
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
             found.lines[i] = lines(node.op, found.boxes[node.inputs[0]], rounding=rounding)
-        elif effort.iterations is not None and (found.lines or mixed[i] > 1):
+        if forms is not None:
+            before = found.boxes[node.inputs[0]]
+            bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
+        if i not in found.lines and effort.iterations is not None and (found.lines or mixed[i] > 1):
             reading = [graph.nodes[j].op for j in readers[i]]
             needs = _needed(bounds, reading)
             if needs is not None and not _many(node):
                 # ReLUs need no more than a sign.
                 signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) for op in reading)
                 bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
+                if forms is not None:
+                    forms.tighten(i, bounds)
         found.boxes[i] = bounds
         if rounding:
             sizes.hold(i, bounds)

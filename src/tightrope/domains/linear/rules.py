@@ -31,7 +31,7 @@ from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.products import pull_product
 from tightrope.domains.linear.pulling import pull_function
 from tightrope.domains.linear.relaxations import RULES as LINES
-from tightrope.domains.linear.relaxations import Lines
+from tightrope.domains.linear.relaxations import Lines, kinked
 from tightrope.domains.rounding import growth
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
@@ -102,6 +102,13 @@ class Pass:
         if self.rounding:
             size = a.like(a.values.abs()).dot(values.abs())
             self.lose(size, growth(a.values[0].numel(), self.rounding))
+
+    def add_alike(self, a: Coefficients, values: Tensor) -> None:
+        """Add `a . values` to the bound, products that all have the same sign."""
+        number = a.dot(values)
+        self.add_number(number)
+        if self.rounding:
+            self.lose(number.abs(), growth(a.values[0].numel(), self.rounding))
 
     def add_number(self, number: Tensor) -> None:
         """Add one number per row to the bound; large parts of it may cancel later on."""
@@ -288,18 +295,21 @@ def pull_activation(
     `slopes` replaces lower slopes through the origin, per row, where neurons are unstable.
     """
     state.passed[i] = a
-    line = state.lines[i]
+    line, before = state.lines[i], state.graph.nodes[i].inputs[0]
     lower_slope = a.take(line.lower_slope)
     if slopes and i in slopes:
         free = a.take(line.upper_intercept > 0)  # unstable: the chord does not go through zero
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
         lower_slope = torch.where(free, slopes[i].clamp(left, 1.0), lower_slope)
     values = a.values * torch.where(a.values >= 0, lower_slope, a.take(line.upper_slope))
-    state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
-    state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
+    if kinked(op):  # the lower line goes through zero, the upper one's intercept is not negative
+        state.add_alike(a.like(a.values.clamp(max=0)), line.upper_intercept)
+    else:
+        state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
+        state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
     if state.magnitudes is not None:
-        before = state.magnitudes[state.graph.nodes[i].inputs[0]]
-        state.lose(a.like(values.abs()).dot(before), 4 * state.rounding)
+        sizes = state.magnitudes[before]
+        state.lose(a.like(values.abs()).dot(sizes), 4 * state.rounding)
     return a.like(values)
 
 
