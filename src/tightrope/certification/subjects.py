@@ -54,6 +54,18 @@ class Subject:
         return lowered(expand_max_pools(graph))
 
     @cached_property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        seen = [torch.device("cpu")]
+
+        def look(tensor: Tensor) -> Tensor:
+            seen.append(tensor.device)
+            return tensor
+
+        self.graph.map_tensors(look)
+        return seen[-1]
+
+    @cached_property
     def neurons(self) -> int:
         """How many numbers are computed for one input."""
         return sum(math.prod(node.shape) for node in self.graph.nodes)

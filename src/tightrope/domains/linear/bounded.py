@@ -54,7 +54,7 @@ class Relaxation:
     @cached_property
     def rough(self) -> Relaxation:
         """The same in float32, to search with."""
-        boxes = {i: Box(b.lower.float(), b.upper.float()) for i, b in self.boxes.items()}
+        boxes = {i: b.map(torch.Tensor.float) for i, b in self.boxes.items()}
         rough = {i: Lines(*(t.float() for t in line)) for i, line in self.lines.items()}
         return Relaxation(self.graph.to(torch.float32), boxes, rough, {}, 0.0)
 

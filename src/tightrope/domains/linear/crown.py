@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tightrope.box import Box, flat
+from tightrope.box import BallBox, Box, flat
 from tightrope.deadline import check_time
 from tightrope.domains import interval
 from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
@@ -94,7 +94,7 @@ def relax(
         if forms is not None:
             before = found.boxes[node.inputs[0]]
             bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
-        if i not in found.lines and effort.iterations is not None and (found.lines or mixed[i] > 1):
+        if i not in found.lines and _worthwhile(found, effort, mixed[i]):
             reading = [graph.nodes[j].op for j in readers[i]]
             needs = _needed(bounds, reading)
             if needs is not None and not _many(node):
@@ -107,6 +107,13 @@ def relax(
         if rounding:
             sizes.hold(i, bounds)
     return found
+
+
+def _worthwhile(found: Relaxation, effort: Effort, mixed: int) -> bool:
+    """Return whether linear bounds of a node can be tighter than intervals."""
+    if isinstance(found.box, BallBox) and not found.lines:
+        return mixed > 0  # intervals know nothing of the ball, with CROWN-IBP either
+    return effort.iterations is not None and (bool(found.lines) or mixed > 1)
 
 
 def _mixed(graph: Graph) -> list[int]:

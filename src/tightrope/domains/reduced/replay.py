@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tightrope.box import Box
+from tightrope.box import BallBox, Box
+from tightrope.domains.balls import fall
 from tightrope.domains.linear.relaxations import lines
 from tightrope.domains.reduced.reduction import MEMORY, Reduced
 from tightrope.domains.reduced.splits import Cuts, Subproblems
@@ -105,6 +106,13 @@ def _bounds(
     size = x.abs() @ inputs
     # Adding up the bound takes len(lower) + 4 steps; 24 - 4 are left for the sums below.
     lost = lost + growth(len(lower) + 16, rounding) * (size + constant.abs())
+    if isinstance(network.box, BallBox):
+        # Of the two bounds either holds; sums on the ball are longer by its fall.
+        ball = network.box
+        falls = fall(ball, x, ball.point, *ball.corners)
+        room = x.abs() @ ball.point[0].abs() + falls + constant.abs()
+        inside = x @ ball.point[0] - falls - growth(len(lower) + 24, rounding) * room
+        bound = torch.fmax(bound, inside)
     # Coefficients that underflow are off by less than the smallest normal number.
     tiny = torch.finfo(dtype).tiny * (1 + network.magnitude.sum() + seen.sum() + inputs.sum())
     return bound + constant - (1 + 1e-9) * lost - tiny

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tightrope.box import BallBox
 from tightrope.deadline import check_time
+from tightrope.domains.balls import fall, lowest_point
 from tightrope.domains.linear.ascent import Ascent, Parameter
 from tightrope.domains.reduced.reduction import Reduced
 
@@ -78,6 +80,7 @@ class Bounder:
         self.network = network
         self.cuts = cuts
         self.center, self.radius = (t[0] for t in network.box.middle)
+        self.ball = network.box if isinstance(network.box, BallBox) else None
         # Contiguous blocks: products with slices of a large matrix would copy them each time.
         spans = [layer.span for layer in network.layers]
         self.spans = spans
@@ -147,12 +150,24 @@ class Bounder:
         rise = torch.where(a < 0, peak, 0.0)
         x.addmm_(h, self.outer)
         bound = constant + h @ self.constant + (a * rise).sum(1)
-        bound = bound + x @ self.center - x.abs() @ self.radius
-        return View(bound, a, slope, rise, x)
+        whole = bound + x @ self.center - x.abs() @ self.radius
+        if self.ball is not None:
+            whole = torch.fmax(whole, bound + self._ball_minimum(x))
+        return View(whole, a, slope, rise, x)
+
+    def _ball_minimum(self, x: Tensor) -> Tensor:
+        assert self.ball is not None
+        return x @ self.ball.point[0] - fall(self.ball, x, self.ball.point, *self.ball.corners)
 
     def minimizer(self, view: View) -> Tensor:
         """Return where in the box each bound is attained."""
-        return self.center - view.input.sign() * self.radius
+        x = view.input
+        corner = self.center - x.sign() * self.radius
+        if self.ball is None:
+            return corner
+        inside = lowest_point(self.ball, x, self.ball.point, *self.ball.corners)
+        by_ball = self._ball_minimum(x) > x @ self.center - x.abs() @ self.radius
+        return torch.where(by_ball[:, None], inside, corner)
 
     def push(self, view: View) -> tuple[Tensor, Tensor]:
         """Push the minimisers forward: what each neuron sees, and the lines' values there."""
