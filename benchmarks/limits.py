@@ -101,7 +101,16 @@ def residual(path: Path, size: int = 32) -> str:
     """A ResNet-18 of full width, without normalisation."""
     net = Writer(3, size, size)
     x, before = net.node("Relu", net.conv("x", 3, 64)), 64
-    for channels, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
+    for channels, stride in (
+        (64, 1),
+        (64, 1),
+        (128, 2),
+        (128, 1),
+        (256, 2),
+        (256, 1),
+        (512, 2),
+        (512, 1),
+    ):
         y = net.node("Relu", net.conv(x, before, channels, stride))
         y = net.conv(y, channels, channels)
         other = x if stride == 1 else net.conv(x, before, channels, stride, 1)

@@ -42,6 +42,7 @@ def verify(
     """
     from tightrope.certification.problem import check_choices
     from tightrope.certification.verifying import verify_and_tell
+    from tightrope.deadline import process_start
 
     found, text = verify_and_tell(
         _files(networks),
@@ -49,6 +50,7 @@ def verify(
         timeout=timeout,
         seed=seed,
         choices=check_choices(split, branching),
+        started=process_start(),
     )
     if text is not None and counterexample is not None:
         write_text(counterexample, text + "\n")

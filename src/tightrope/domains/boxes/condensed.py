@@ -36,6 +36,7 @@ Array = NDArray[Any]
 THIN = 2.0**-40
 TINY = 1e-300
 MOST_ENTRIES = 1 << 25
+UNITS = 256  # inputs that are put through a pool at a time, to see what they become
 
 
 @dataclass(frozen=True)
@@ -318,9 +319,14 @@ def _diagonal(factor: Array) -> Any:
 
 def _pool(c: _Condenser, op: ops.AvgPool, values: list[_Value], shapes: _Shapes) -> _Value:
     size = math.prod(shapes[0])
-    units = torch.eye(size, dtype=torch.float64).view(size, *shapes[0])
-    weight = POINT_RULES[ops.AvgPool](op, units).flatten(1).T.numpy()
-    return c.affine(sparse.csr_array(weight), 0.0, values[0], extra=4)
+    parts = []
+    for place in torch.arange(size).split(UNITS):
+        check_time()
+        units = torch.zeros(len(place), size, dtype=torch.float64)
+        units[torch.arange(len(place)), place] = 1.0
+        shares = POINT_RULES[ops.AvgPool](op, units.view(-1, *shapes[0])).flatten(1)
+        parts.append(sparse.csr_array(shares.numpy()))
+    return c.affine(sparse.csr_array(sparse.vstack(parts).T), 0.0, values[0], extra=4)
 
 
 def _moved(c: _Condenser, op: ops.Op, values: list[_Value], shapes: _Shapes) -> _Value:

@@ -98,8 +98,10 @@ def _from_model(model: Any, deadline: Deadline) -> OnnxNetwork:
     steps = convert(model, accepted, builder, deadline)
     graph = fuse_biases(*steps)
     strip(model, accepted.nodes)
+    deadline.check()
     running = session(model, double=dtype == torch.float64)
     reference = Network(running, name, fixed, dtype)
+    deadline.check()
     checker = Checker(model, steps, graph, sizes, reference)
     batched = checker.check(deadline, free_batch=accepted.shape[0] is None)
     size = graph[0].output_shape[0]
