@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
+from tightrope.budget import fitting, rows_at_once
 from tightrope.certification.search import branching
 from tightrope.certification.search.pool import Pool
+from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.reduced.cuts import network_cuts
 from tightrope.domains.reduced.leaves import solve_leaf
 from tightrope.domains.reduced.multineuron import GroupSettings
@@ -159,24 +161,36 @@ class BranchAndBound:
             self.begin()
         pool = self.pool
         assert pool is not None
+        try:
+            with until(Deadline(deadline)):
+                found = self._search(pool, deadline)
+        except OutOfTimeError:
+            return self._unfinished(pool, Cause.TIME)
+        if isinstance(found, Cause):
+            return self._unfinished(pool, found)
+        if found is not None:
+            return falsified(found, self.count)
+        return self._unfinished(pool, Cause.TOO_CLOSE) if self.stuck else self._proof()
+
+    def _search(self, pool: Pool, deadline: float) -> Tensor | Cause | None:
+        """Split until nothing is left; return a counterexample, or what there is no more of."""
         point = self._try(pool) if len(pool) else None
         while len(pool) and point is None:
             cause = self._out_of_budget(pool, deadline)
             if cause is not None:
-                return self._unfinished(pool, cause)
+                return cause
             point = self._round(pool, deadline)
             self.rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
             if point is None and len(pool) and (self.rounds <= EAGER or self.rounds % EAGER == 0):
                 point = self._try(pool)
-        if point is not None:
-            return falsified(point, self.count)
-        return self._unfinished(pool, Cause.TOO_CLOSE) if self.stuck else self._proof()
+        return point
 
     def _out_of_budget(self, pool: Pool, deadline: float) -> Cause | None:
         if time.monotonic() > deadline:
             return Cause.TIME
-        return Cause.MEMORY if pool.bytes > self.settings.memory else None
+        memory = fitting(self.settings.memory, self.group.device)
+        return Cause.MEMORY if pool.bytes > memory else None
 
     def _proof(self) -> Answer:
         return verified(self.lowest, self.count)
@@ -209,7 +223,16 @@ class BranchAndBound:
 
     def _round(self, pool: Pool, deadline: float) -> Tensor | None:
         """Split and bound one batch; return a counterexample if one is met."""
-        batch, before = pool.take(self.settings.batch)
+        batch, before = pool.take(self._batch)
+        try:
+            return self._work_on(pool, batch, before, deadline)
+        except OutOfTimeError:
+            pool.add(batch, before)
+            raise
+
+    def _work_on(
+        self, pool: Pool, batch: Subproblems, before: Tensor, deadline: float
+    ) -> Tensor | None:
         free = ((batch.sign == 0) & self.bounder.bends).sum(1)
         if (free == 0).any():
             leaves, bound = batch[free == 0], before[free == 0]
@@ -281,6 +304,12 @@ class BranchAndBound:
         if self._tightener is None:
             self._tightener = Tightener(self.network, self.group)
         return self._tightener
+
+    @property
+    def _batch(self) -> int:
+        """How many subproblems a round takes: few of large networks, to see the clock in time."""
+        size, inputs = self.network.size, self.network.rows.outer.shape[1]
+        return min(self.settings.batch, rows_at_once(1 << 62, 1, size * (size + inputs) / 2))
 
     @property
     def _iterations(self) -> int:

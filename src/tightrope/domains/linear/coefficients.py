@@ -32,6 +32,16 @@ class Coefficients:
         """Return other coefficients of the same rows and place."""
         return replace(self, values=values)
 
+    def split(self, size: int) -> list[Coefficients]:
+        """Return the rows in parts of so many (dense ones)."""
+        if len(self.values) <= size or type(self) is not Coefficients:
+            return [self]
+        values = self.values.split(size)
+        # Without owners, rows and batch go one to one, or the batch has one element.
+        numbers = torch.arange(len(self.values), device=self.values.device)
+        owners = (numbers if self.owner is None else self.owner).split(size)
+        return [Coefficients(v, o) for v, o in zip(values, owners, strict=True)]
+
     def take(self, field: Tensor) -> Tensor:
         """Return a quantity held per batch element, [batch, *shape], as each row sees it."""
         return field if self.owner is None or len(field) == 1 else field[self.owner]

@@ -16,17 +16,18 @@ import torch
 from torch import Tensor
 
 from tightrope.box import BallBox, Box, flat
+from tightrope.budget import fitting, rows_at_once
 from tightrope.deadline import check_time
 from tightrope.domains import interval
 from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
-from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.bounded import COPIES, MEMORY, Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.extrema import as_extremum
 from tightrope.domains.linear.forms import few_inputs, tighter
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
 from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
-from tightrope.domains.reduced.reduction import COPIES, MEMORY, Reducer, reduce, reducible
+from tightrope.domains.reduced.reduction import Reducer, reduce, reducible
 from tightrope.domains.rounding import cornered
 from tightrope.graph import Graph, Node, ops
 
@@ -161,8 +162,13 @@ def best_bounds(
 
 def reduction_fits(relaxation: Relaxation, memory: int = MEMORY) -> bool:
     """Return whether the matrices of a reduced network fit into memory."""
+    return reduction_bytes(relaxation) <= fitting(memory, relaxation.box.lower.device)
+
+
+def reduction_bytes(relaxation: Relaxation) -> int:
+    """Return what the matrices of a reduced network take, in both precisions."""
     neurons = unstable_neurons(relaxation)
-    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons) <= memory
+    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons)
 
 
 def unstable_neurons(relaxation: Relaxation) -> int:
@@ -253,7 +259,7 @@ class _Tightening:
         assert self.effort.iterations
         work = rows * neurons * (inputs + neurons / 2) * 2 * self.effort.iterations
         matrices = 12 * (rows + neurons) * (inputs + neurons)
-        return work <= self.effort.work and matrices <= self.effort.memory
+        return work <= self.effort.work and matrices <= fitting(self.effort.memory)
 
     def _chunks(self, owner: Tensor | None, place: Tensor) -> Iterator[slice]:
         """Split rows so that the coefficients of each part fit into memory."""
@@ -261,6 +267,7 @@ class _Tightening:
         owners = None if owner is None else owner[:1]
         shape, like = found.graph.nodes[target].shape, found.box.lower
         form = found.pull(target, unit_rows(shape, place[:1], owners, like, windows=True))
-        size = max(1, self.effort.memory // (COPIES * form.largest * like.element_size()))
+        memory = fitting(self.effort.memory, like.device)
+        size = rows_at_once(memory, COPIES * form.largest * like.element_size(), form.work)
         for start in range(0, len(place), size):
             yield slice(start, start + size)

@@ -38,6 +38,7 @@ from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
 from tightrope.graph.windows import sides
+from tightrope.graph.work import fan_in
 
 Magnitudes = Mapping[int, Tensor]
 
@@ -51,7 +52,8 @@ class Form:
     """One linear function of the input per row, below the row's value on the box.
 
     `slack` is by how much rounding errors may have moved it. `passed` are the coefficients that
-    arrived at each activation's output, `largest` the most that a row had on the way.
+    arrived at each activation's output. `largest` is the most that a row had on the way, `work` the
+    most that it took to pull it through one operation.
     """
 
     coefficients: Coefficients
@@ -59,6 +61,7 @@ class Form:
     slack: Tensor
     passed: dict[int, Coefficients]
     largest: int
+    work: int = 0
 
     def minimum(self, box: Box, *, rounding: float = 0.0) -> Tensor:
         """Return the smallest value over the box, one per row; on a ball, at most that."""
@@ -175,14 +178,14 @@ def backward(
     rule = activation or pull_activation
     state = Pass(graph, lines, boxes or {}, magnitudes, rounding, zero, zero, rule)
     arrived: dict[int, Coefficients] = {target: rows}
-    largest = 0
+    largest, work = 0, 0
     for i in range(target, 0, -1):
         if i not in arrived:
             continue
         check_time()
         a = arrived.pop(i)
-        largest = max(largest, a.values.shape[1:].numel())
-        node = graph.nodes[i]
+        node, each = graph.nodes[i], a.values.shape[1:].numel()
+        largest, work = max(largest, each), max(work, each * fan_in(node.op))
         pulled = RULES[type(node.op)](node.op, a, i, state)
         for j, b in zip(node.inputs, pulled, strict=True):
             if j not in arrived:
@@ -199,7 +202,7 @@ def backward(
     if rounding and magnitudes is not None:
         slack = slack + _underflow(rows, magnitudes, target)
     largest = max(largest, arrived[0].values.shape[1:].numel())
-    return Form(arrived[0], state.constant, slack, state.passed, largest)
+    return Form(arrived[0], state.constant, slack, state.passed, largest, work)
 
 
 def _underflow(rows: Coefficients, magnitudes: Magnitudes, target: int) -> Tensor:

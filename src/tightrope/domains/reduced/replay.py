@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from tightrope.box import BallBox, Box
+from tightrope.budget import fitting, rows_at_once
+from tightrope.deadline import check_time
 from tightrope.domains.balls import fall
+from tightrope.domains.linear.bounded import MEMORY
 from tightrope.domains.linear.relaxations import lines
-from tightrope.domains.reduced.reduction import MEMORY, Reduced
+from tightrope.domains.reduced.reduction import Reduced
 from tightrope.domains.reduced.splits import Cuts, Subproblems
 from tightrope.domains.rounding import growth
 from tightrope.graph import ops
@@ -35,18 +38,15 @@ def strict_bounds(
     are the neurons' bounds in each region, [regions, U]; there is one without.
     """
     per_problem = 8 * 8 * (network.size + network.rows.outer.shape[1])
-    chunk = max(1, MEMORY // per_problem)
-    parts = [
-        _bounds(
-            network,
-            problems[start : start + chunk],
-            None if weights is None else weights[start : start + chunk],
-            cuts,
-            regions,
-        )
-        for start in range(0, len(problems), chunk)
-    ]
-    return torch.cat(parts) if parts else network.lower.new_zeros(0)
+    work = network.size * (network.size + network.rows.outer.shape[1])
+    chunk = rows_at_once(fitting(MEMORY, network.lower.device), per_problem, work)
+    parts = [network.lower.new_zeros(0)]
+    for start in range(0, len(problems), chunk):
+        check_time()
+        some = slice(start, start + chunk)
+        chosen = None if weights is None else weights[some]
+        parts.append(_bounds(network, problems[some], chosen, cuts, regions))
+    return torch.cat(parts)
 
 
 def _bounds(
