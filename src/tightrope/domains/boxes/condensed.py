@@ -311,7 +311,10 @@ def _batch_norm(c: _Condenser, op: ops.BatchNorm, values: list[_Value], shapes: 
     mean = np.repeat(np.abs(op.mean.numpy()), each) * np.abs(factor)
     bias = 0.0 if op.bias is None else np.repeat(np.abs(op.bias.numpy()), each)
     found = c.affine(_diagonal(factor), offset, values[0], extra=16)
-    return _Value(found.matrix, found.constant, found.slack + 16 * c.rounding * (mean + bias))
+    # The factor itself may underflow, and it meets the mean and whatever comes in.
+    met = TINY * (c.size(values[0]) + np.repeat(np.abs(op.mean.numpy()), each))
+    slack = found.slack + 16 * c.rounding * (mean + bias) + met
+    return _Value(found.matrix, found.constant, slack)
 
 
 def _shift(c: _Condenser, op: ops.Shift, values: list[_Value], shapes: _Shapes) -> _Value:

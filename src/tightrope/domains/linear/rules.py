@@ -33,7 +33,7 @@ from tightrope.domains.linear.products import pull_product
 from tightrope.domains.linear.pulling import pull_function
 from tightrope.domains.linear.relaxations import RULES as LINES
 from tightrope.domains.linear.relaxations import Lines, kinked
-from tightrope.domains.rounding import growth
+from tightrope.domains.rounding import growth, tiny
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
@@ -240,6 +240,10 @@ def _batch_norm(op: ops.BatchNorm, a: Coefficients, i: int, state: Pass) -> tupl
     factor, offset = (t.view(channels).expand(1, *shape) for t in batchnorm_map(op))
     state.add(a, offset)
     state.charge(a, i, 16)
+    if state.magnitudes is not None:
+        # The factor itself may underflow, and it meets the mean and whatever comes in.
+        met = 1 + state.magnitudes[state.graph.nodes[i].inputs[0]] + op.mean.abs().view(channels)
+        state.lose(a.like(a.values.abs()).dot(met), tiny(met))
     return (a.like(a.values * a.take(factor)),)
 
 
