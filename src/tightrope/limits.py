@@ -120,6 +120,13 @@ BATCH_BYTES = Limit("BATCH_BYTES", 2**26, "bytes", "one of CIFAR-10's batches")
 BATCH_STEPS = Limit("BATCH_STEPS", 500_000, "steps", "unpickling one of CIFAR-10's batches")
 ARCHIVE_BYTES = Limit("ARCHIVE_BYTES", 2**30, "bytes", "CIFAR-10's archive, decompressed")
 
+MEMORY_BYTES = Limit(
+    "MEMORY_BYTES",
+    2**62,
+    "bytes",
+    "what bounds and searches hold at a time; where it is not set, half of what is free",
+)
+
 LIMITS = {found.name: found for found in list(globals().values()) if isinstance(found, Limit)}
 
 

@@ -18,6 +18,8 @@ from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import ALPHA, CROWN, CROWN_IBP, best_bounds, relax
 from tightrope.errors import UserError, unknown_name
 from tightrope.graph import Graph, trace
+from tightrope.graph.halves import share_halves
+from tightrope.graph.lowering import lowered
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.nets.onnx.importing import OnnxNetwork
 from tightrope.precision import ROUNDING, full_precision
@@ -62,7 +64,7 @@ def bounds(
         raise UserError(
             f"x has shape {tuple(box.lower.shape[1:])}, the network takes {graph.input_shape}"
         )
-    graph = _upto(graph, node).detach().to(torch.float64)
+    graph = lowered(_upto(graph, node).detach().to(torch.float64))
     if not len(box.lower):  # as with any function of a batch, nothing of nothing
         nothing = box.lower.new_empty(0, *graph.output_shape)
         return Box(nothing, nothing.clone())
@@ -71,7 +73,7 @@ def bounds(
             return interval.bounds(graph, box, rounding=ROUNDING)[0]
         if method == "zonotope":
             return zonotope.bounds(graph, box)[0]
-        graph = expand_max_pools(graph)
+        graph = expand_max_pools(share_halves(graph))
         if method == "alpha":
             boxes = [_alpha(graph, box[i : i + 1]) for i in range(len(box.lower))]
             return Box(

@@ -180,18 +180,23 @@ def verify_and_tell(
     seed: int,
     choices: Choices = CHOICES,
     device: str = "cpu",
+    started: float | None = None,
 ) -> tuple[Answer, str | None]:
-    """As `verify_file`, with the text of a counterexample in the format of the competition."""
+    """As `verify_file`, with the text of a counterexample in the format of the competition.
+
+    The clock (`time.monotonic`) starts now, or at the moment that is given.
+    """
     check_timeout(timeout)
     check_seed(seed)
     target = proving_device(pick_device(device))
-    started = time.monotonic()
-    deadline = Deadline.after(timeout)
+    started = time.monotonic() if started is None else started
+    deadline = Deadline(started + timeout)
     try:
-        specification = read_vnnlib(Path(vnnlib), deadline)
-        network = join(specification, onnx, Path(vnnlib), deadline)
-        specification = specification.for_type(network.dtype)
-        network.check(_some_boxes(network, specification), deadline)
+        with until(deadline):
+            specification = read_vnnlib(Path(vnnlib), deadline)
+            network = join(specification, onnx, Path(vnnlib), deadline)
+            specification = specification.for_type(network.dtype)
+            network.check(_some_boxes(network, specification), deadline)
     except OutOfTimeError:
         answer = undecided(Cause.TIME, NOT_READ)
         return dataclasses.replace(answer, stage="input", seconds=time.monotonic() - started), None

@@ -73,9 +73,15 @@ def verify(
     if len(files) < 2:
         raise UserError("give an ONNX file and a VNN-LIB file, or --instances FILE")
     from tightrope.certification.verifying import verify_and_tell
+    from tightrope.deadline import process_start
 
     found, text = verify_and_tell(
-        _files(files[:-1]), Path(files[-1]), timeout=timeout or 60.0, choices=choices, **options
+        _files(files[:-1]),
+        Path(files[-1]),
+        timeout=timeout or 60.0,
+        choices=choices,
+        started=process_start(),
+        **options,
     )
     _tell(found, text, counterexample, as_json)
 

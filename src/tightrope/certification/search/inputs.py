@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.box import BallBox, Box
+from tightrope.budget import fitting
 from tightrope.certification.problem import Problem
 from tightrope.certification.search.box_pool import BoxPool
 from tightrope.certification.search.clipping import (
@@ -101,7 +102,7 @@ class InputSearch:
             cause = self._out_of_budget(deadline)
             if cause is not None:
                 return self._unfinished(cause)
-            taken = pool.take(self._batch(), deep=pool.bytes > self.settings.memory)
+            taken = pool.take(self._batch(), deep=pool.bytes > fitting(self.settings.memory))
             try:
                 with until(Deadline(deadline)):
                     batch, bounds, best = self._look(taken)

@@ -25,7 +25,8 @@ from tightrope.domains.reduced.reduction import Reduced
 class Subproblems:
     """A batch of subproblems with their parameters, D of them.
 
-    `row` says which row of the property each one is about, `sign` which neurons are split.
+    `row` says which row of the property each one is about, `sign` which neurons are split, and
+    `region` which bounds of the neurons hold (`regions.py`).
     """
 
     row: Tensor  # [D]
@@ -33,6 +34,7 @@ class Subproblems:
     alpha: Tensor  # [D, U]
     beta: Tensor  # [D, U]
     gamma: Tensor  # [D, G]
+    region: Tensor  # [D]
 
     def __len__(self) -> int:
         return len(self.row)
@@ -89,7 +91,9 @@ class Bounder:
         self.constant = network.neurons.constant
         # A neuron that is zero but for rounding errors is not worth a split.
         self.bends = network.reach > 1e-12 * (network.reach.max() if network.size else 1.0)
-        self.chord, self.peak = network.lines.upper_slope, network.lines.upper_intercept
+        # The upper lines of each region, [regions, U].
+        self.chords = network.lines.upper_slope[None]
+        self.peaks = network.lines.upper_intercept[None]
         biases = [layer.bias.to(outer) for layer in network.layers]
         self.bias = torch.cat(biases) if biases else self.constant
 
@@ -105,19 +109,31 @@ class Bounder:
             alpha=slope.expand(count, -1).clone(),
             beta=slope.new_zeros(count, network.size),
             gamma=slope.new_zeros(count, cuts),
+            region=torch.zeros(count, dtype=torch.long, device=rows.device),
         )
+
+    def upper_lines(self, problems: Subproblems) -> tuple[Tensor, Tensor]:
+        """Return slopes and intercepts of the upper lines, [D, U] or [1, U]."""
+        if len(self.chords) == 1:
+            return self.chords, self.peaks
+        return self.chords[problems.region], self.peaks[problems.region]
+
+    def begin(self, problems: Subproblems) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the coefficients of outputs and inputs to begin with, and the constants."""
+        rows = self.network.rows
+        return rows.inner[problems.row], rows.outer[problems.row], rows.constant[problems.row]
 
     def look(self, problems: Subproblems) -> View:
         """Bound subproblems with the parameters they have."""
-        rows, sign = self.network.rows, problems.sign
+        sign = problems.sign
+        chord, peak = self.upper_lines(problems)
         free = sign == 0
-        fixed = (sign > 0).to(self.chord)
-        upper = torch.where(free, self.chord, fixed)
-        peak = torch.where(free, self.peak, 0.0)
+        fixed = (sign > 0).to(chord)
+        upper = torch.where(free, chord, fixed)
+        peak = torch.where(free, peak, 0.0)
         lower = torch.where(free, problems.alpha, fixed)
         after = -problems.beta * sign
-        a = rows.inner[problems.row]
-        constant = rows.constant[problems.row]
+        a, x, constant = self.begin(problems)
         if self.cuts is not None:
             a = a + problems.gamma @ self.cuts.on_outputs
             after = after + problems.gamma @ self.cuts.on_inputs
@@ -132,7 +148,7 @@ class Bounder:
             slope[:, span] = torch.where(part >= 0, lower[:, span], upper[:, span])
             torch.addcmul(after[:, span], part, slope[:, span], out=h[:, span])
         rise = torch.where(a < 0, peak, 0.0)
-        x = rows.outer[problems.row].addmm_(h, self.outer)
+        x.addmm_(h, self.outer)
         bound = constant + h @ self.constant + (a * rise).sum(1)
         whole = bound + x @ self.center - x.abs() @ self.radius
         if self.ball is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,8 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
         text = "the certification is of other samples than those in the data set"
         more.append(f"{text}; certify again with --force")
     notices += found.notices + more + list(reading.notices) + unread
-    notices = [notice.replace(f"{folder}/", "") for notice in notices]
+    within = re.compile(rf"(?<![\w./-]){re.escape(folder)}/")  # and not another folder of that name
+    notices = [within.sub("", notice) for notice in notices]
     if not raw and not history and reading.certificate is None:
         return Skipped(folder, "; ".join(notices))
     return Contents(
