@@ -16,7 +16,7 @@ from tightrope.certification.properties import parse_ball
 from tightrope.certification.regions import distance
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import CROWN, relax
-from tightrope.domains.linear.rules import Form
+from tightrope.domains.linear.pulled import Form
 from tightrope.domains.reduced.reduction import reduce
 from tightrope.domains.reduced.replay import strict_bounds
 from tightrope.domains.reduced.splits import Bounder
