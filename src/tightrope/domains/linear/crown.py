@@ -98,7 +98,7 @@ def relax(
         if i not in found.lines and _worthwhile(found, effort, mixed[i]):
             reading = [graph.nodes[j].op for j in readers[i]]
             needs = _needed(bounds, reading)
-            if needs is not None and not _many(node):
+            if needs is not None and not _many(node) and not _by_intervals(node.op):
                 # ReLUs need no more than a sign.
                 signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) for op in reading)
                 bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
