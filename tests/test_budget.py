@@ -108,9 +108,7 @@ def test_bounds_with_hardly_any_memory_are_the_same(monkeypatch: pytest.MonkeyPa
     before = bounds()
     pulled = []
     original = Coefficients.split
-    monkeypatch.setattr(
-        Coefficients, "split", lambda c, n: pulled.append(n) or original(c, n)
-    )
+    monkeypatch.setattr(Coefficients, "split", lambda c, n: pulled.append(n) or original(c, n))
     monkeypatch.setenv("TIGHTROPE_LIMIT_MEMORY_BYTES", "1")
     assert torch.allclose(bounds(), before, rtol=1e-9, atol=1e-9)
     assert set(pulled) == {1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -51,7 +52,7 @@ def test_bounding_looks_at_the_clock() -> None:
 
 def dense_graph(*sizes: int) -> Graph:
     torch.manual_seed(0)
-    pairs = zip(sizes, sizes[1:], strict=False)
+    pairs = itertools.pairwise(sizes)
     layers = [layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())]
     return trace(nn.Sequential(*layers[:-1]).double(), (sizes[0],)).detach()
 
