@@ -85,6 +85,14 @@ VNNLIB_COEFFICIENTS = Limit(
     "the constraints on the outputs of a VNN-LIB file: rows times outputs",
 )
 
+SPEC_ROWS = Limit("SPEC_ROWS", 20_000, "rows", "what a spec of `tr.verify` forbids, multiplied out")
+SPEC_COEFFICIENTS = Limit(
+    "SPEC_COEFFICIENTS", 2**26, "coefficients", "a spec of `tr.verify`: rows times outputs"
+)
+
+INSTANCES_BYTES = Limit("INSTANCES_BYTES", 2**26, "bytes", "a list of instances, or their results")
+INSTANCES = Limit("INSTANCES", 100_000, "lines", "a list of instances for `verify --instances`")
+
 TOML_BYTES = Limit("TOML_BYTES", 2**18, "bytes", "a file of settings: config.toml")
 JSON_BYTES = Limit("JSON_BYTES", 2**24, "bytes", "model.json, or a file of results")
 JOURNAL_BYTES = Limit(

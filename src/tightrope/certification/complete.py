@@ -211,14 +211,17 @@ def mixed_integer_program(subject: Subject, opened: OpenProblem, deadline: Deadl
         return undecided(Cause.NO_ENCODING, str(error))
     refuter = opened.problem.refuter(subject)
     lowest = float("inf")
-    for group in opened.problem.unsafe.group.unique():
+    groups = opened.problem.unsafe.group.unique()
+    for group in groups:
         bound, point = _solve_group(encoding, opened.problem, group, refuter, deadline)
         if point is not None:
             return falsified(point)
         lowest = min(lowest, bound)
         if not bound > 0:
             cause = Cause.TIME if deadline.left < 0 else Cause.TOLERANCE
-            return undecided(cause, f"lowest bound {lowest:.4g}", bound=lowest)
+            # It is one of the problem if no group is left that may be worse.
+            known = lowest if group == groups[-1] else None
+            return undecided(cause, f"lowest bound {lowest:.4g}", bound=known)
     return verified(lowest)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided
 from tightrope.attacks import strong_attack
-from tightrope.box import Box
+from tightrope.box import BallBox, Box
 from tightrope.budget import fitting
 from tightrope.certification import complete
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
@@ -127,7 +127,8 @@ def _attack(
 ) -> Tensor | None:
     """Attack all groups of a problem; where few inputs vary, from many points."""
     refuter = problem.refuter(subject)
-    if splits_inputs(subject, problem, settings.choices.split):
+    round_set = isinstance(problem.inner, BallBox)  # points that are spread would miss it
+    if not round_set and splits_inputs(subject, problem, settings.choices.split):
         return refuter.probe(
             PROBES, deadline=Deadline(min(deadline.end, time.monotonic() + PROBING))
         )
@@ -228,6 +229,8 @@ def _inner(problems: Open) -> Box:
 
 
 def _joined(boxes: list[Box]) -> Box:
+    if len(boxes) == 1:
+        return boxes[0]
     return Box(torch.cat([b.lower for b in boxes]), torch.cat([b.upper for b in boxes]))
 
 

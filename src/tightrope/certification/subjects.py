@@ -13,6 +13,8 @@ from tightrope.attacks import Network, for_points
 from tightrope.box import Box
 from tightrope.budget import fitting, rows_at_once
 from tightrope.graph import Graph, trace
+from tightrope.graph.halves import share_halves
+from tightrope.graph.lowering import lowered
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.graph.work import products
 
@@ -54,7 +56,20 @@ class Subject:
 
         BatchNorm is not folded: the rounding of folding would be outside the proof.
         """
-        return expand_max_pools(self.graph.detach().to(torch.float64))
+        graph = share_halves(self.graph.detach().to(torch.float64))
+        return lowered(expand_max_pools(graph))
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        seen = [torch.device("cpu")]
+
+        def look(tensor: Tensor) -> Tensor:
+            seen.append(tensor.device)
+            return tensor
+
+        self.graph.map_tensors(look)
+        return seen[-1]
 
     @cached_property
     def neurons(self) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
-from tightrope.box import Box
+from tightrope.box import BallBox, Box
 from tightrope.budget import fitting
 from tightrope.certification.problem import Problem
 from tightrope.certification.search.box_pool import BoxPool
@@ -257,6 +257,9 @@ def input_search(
 def splits_inputs(subject: Subject, problem: Problem, choice: str = "auto") -> bool:
     """Return whether the box is to be cut rather than the signs of neurons."""
     if choice == "relu" or not subject.finite:
+        return False
+    # Parts of the box of a ball forget the ball.
+    if choice == "auto" and isinstance(problem.outer, BallBox):
         return False
     return choice == "input" or suits_input_splits(subject, problem)
 

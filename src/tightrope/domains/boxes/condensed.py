@@ -26,7 +26,7 @@ from tightrope.deadline import check_time
 from tightrope.domains.linear.rules import growth
 from tightrope.domains.reduced.reduction import reducible
 from tightrope.graph import Graph, ops
-from tightrope.graph.dense import convolution_entries
+from tightrope.graph.dense import convolution_entries, transposed_entries, transposed_shape
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
 
@@ -293,6 +293,17 @@ def _conv(c: _Condenser, op: ops.Conv2d, values: list[_Value], shapes: _Shapes) 
     return c.affine(weight, bias, values[0])
 
 
+def _conv_transpose(
+    c: _Condenser, op: ops.ConvTranspose2d, values: list[_Value], shapes: _Shapes
+) -> _Value:
+    after = tuple(transposed_shape(op, shapes[0]))
+    column, row, tap = transposed_entries(op, after)
+    entries = (op.weight.flatten()[tap].numpy(), (row.numpy(), column.numpy()))
+    weight = sparse.csr_array(entries, (math.prod(after), math.prod(shapes[0])))
+    bias = 0.0 if op.bias is None else np.repeat(op.bias.numpy(), math.prod(after[1:]))
+    return c.affine(weight, bias, values[0])
+
+
 def _batch_norm(c: _Condenser, op: ops.BatchNorm, values: list[_Value], shapes: _Shapes) -> _Value:
     each = math.prod(shapes[0][1:])
     factor, offset = (np.repeat(t.numpy(), each) for t in batchnorm_map(op))
@@ -300,7 +311,10 @@ def _batch_norm(c: _Condenser, op: ops.BatchNorm, values: list[_Value], shapes: 
     mean = np.repeat(np.abs(op.mean.numpy()), each) * np.abs(factor)
     bias = 0.0 if op.bias is None else np.repeat(np.abs(op.bias.numpy()), each)
     found = c.affine(_diagonal(factor), offset, values[0], extra=16)
-    return _Value(found.matrix, found.constant, found.slack + 16 * c.rounding * (mean + bias))
+    # The factor itself may underflow, and it meets the mean and whatever comes in.
+    met = TINY * (c.size(values[0]) + np.repeat(np.abs(op.mean.numpy()), each))
+    slack = found.slack + 16 * c.rounding * (mean + bias) + met
+    return _Value(found.matrix, found.constant, slack)
 
 
 def _shift(c: _Condenser, op: ops.Shift, values: list[_Value], shapes: _Shapes) -> _Value:
@@ -358,6 +372,7 @@ def _sum(c: _Condenser, op: ops.Add | ops.Sub, values: list[_Value], shapes: _Sh
 RULES: dict[type[ops.Op], Callable[..., _Value]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv,
+    ops.ConvTranspose2d: _conv_transpose,
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,
     ops.Scale: _scale,
@@ -366,6 +381,7 @@ RULES: dict[type[ops.Op], Callable[..., _Value]] = {
     ops.Permute: _moved,
     ops.Pad: _moved,
     ops.Slice: _moved,
+    ops.Take: _moved,
     ops.Concat: _moved,
     ops.Add: _sum,
     ops.Sub: _sum,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tightrope.box import Box, flat
+from tightrope.box import flat
 from tightrope.budget import fitting, rows_at_once
 from tightrope.deadline import check_time
 from tightrope.domains.branches.rule import BranchRule, Layer, Neurons, activations
@@ -59,7 +59,7 @@ class GraphBounder:
     ) -> None:
         self.matrix, self.offset, self.memory = matrix, offset, memory
         self.graph = relaxation.graph.detach().fold_batchnorm().to(torch.float32)
-        self.box = Box(*(t.float() for t in relaxation.box.corners))
+        self.box = relaxation.box.map(torch.Tensor.float)
         self.target, self.rough_target = relaxation.output, len(self.graph.nodes) - 1
         self._learn(relaxation, len(relaxation.graph.nodes))
 

@@ -17,6 +17,7 @@ from tightrope.domains.linear.magnitudes import magnitudes
 from tightrope.domains.linear.relaxations import Lines, lines
 from tightrope.domains.linear.rules import (
     ACTIVATIONS,
+    BOXED,
     RULES,
     ActivationRule,
     Form,
@@ -59,7 +60,7 @@ class Relaxation:
     @cached_property
     def rough(self) -> Relaxation:
         """The same in float32, to search with."""
-        boxes = {i: Box(b.lower.float(), b.upper.float()) for i, b in self.boxes.items()}
+        boxes = {i: b.map(torch.Tensor.float) for i, b in self.boxes.items()}
         rough = {i: Lines(*(t.float() for t in line)) for i, line in self.lines.items()}
         return Relaxation(self.graph.to(torch.float32), boxes, rough, {}, 0.0)
 
@@ -67,7 +68,8 @@ class Relaxation:
         """Return the bounds of one batch element that `relaxed` needs to start from."""
         nodes = self.graph.nodes
         needed = {0, self.output, *(nodes[i].inputs[0] for i in self.lines)}
-        needed.update(node.inputs[0] for node in nodes if isinstance(node.op, ops.MaxPool))
+        needed.update(j for node in nodes if isinstance(node.op, BOXED) for j in node.inputs)
+        needed.update(i for i, node in enumerate(nodes) if isinstance(node.op, ops.Function))
         needed.update(i for i, node in enumerate(nodes) if RULES.get(type(node.op)) is by_intervals)
         return {i: self.boxes[i][element : element + 1] for i in sorted(needed)}
 

@@ -9,7 +9,7 @@ when an operation needs their shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,6 +56,7 @@ class Call:
     inputs: tuple[Argument, ...]
     attributes: dict[str, Any]
     opset: int
+    results: int = 1
 
     def value(self, index: int = 0) -> Value:
         """Return an input that must depend on the network's input."""
@@ -100,17 +101,30 @@ Held = dict[int, list[Named]]
 
 
 class Builder:
-    """Collects the graph's nodes."""
+    """Collects the graph's nodes.
 
-    def __init__(self, input_shape: Shape, dtype: torch.dtype, sizes: Sizes) -> None:
+    Several inputs are parts of one flat input of the graph, in their order.
+    """
+
+    def __init__(self, inputs: Mapping[str, Shape], dtype: torch.dtype, sizes: Sizes) -> None:
         self.dtype = dtype
         self.name = "input"
         self.sizes = sizes
-        self.input = Value(0, input_shape)
-        self.nodes = [Node("input", ops.Input(), (), sample_shape(input_shape))]
         self.reshaped: dict[tuple[int, Shape], int] = {}
         self.held: Held = {}
-        sizes.hold_value(input_shape, "the input")
+        self.inputs: dict[str, Value] = {}
+        total = sum(math.prod(shape) for shape in inputs.values())
+        sizes.hold_value((total,), "the input")
+        single = next(iter(inputs.values())) if len(inputs) == 1 else (total,)
+        self.nodes = [Node("input", ops.Input(), (), sample_shape(single))]
+        first = 0
+        for name, shape in inputs.items():
+            check_rank(shape)
+            end = first + math.prod(shape)
+            part = ops.Slice((slice(first, end),))
+            position = 0 if len(inputs) == 1 else self.append(part, 0)
+            self.inputs[name] = Value(position, shape)
+            first = end
 
     def apply(self, value: Value, *operations: ops.Op, to: Shape | None = None) -> Value:
         """Append operations on samples of their natural shape; `to` is the ONNX shape at the end.
@@ -144,8 +158,18 @@ class Builder:
         self.nodes.append(Node(self.name, op, inputs, shape))
         return len(self.nodes) - 1
 
+    def shape_of(self, position: int) -> Shape:
+        """Return the shape of a node's samples."""
+        return self.nodes[position].shape
+
+    def number(self, value: float) -> Tensor:
+        """Return a constant in the network's precision."""
+        return torch.tensor(value, dtype=self.dtype)
+
     def place(self, position: int, shape: Shape) -> Value:
         """Return the node's result as a value of an ONNX shape."""
+        if isinstance(self.nodes[position].op, ops.Reshape):  # of which nobody would know
+            position = self.nodes[position].inputs[0]
         have = self.nodes[position].shape
         check_rank(shape)
         refuse(math.prod(have) != math.prod(shape), f"shape {have} where {shape} was expected")
@@ -164,16 +188,20 @@ class Builder:
         """Take note of the ONNX name of a value."""
         self.held.setdefault(value.position, []).append(Named(name, value.shape))
 
-    def finish(self, output: Value) -> tuple[Graph, Held]:
-        """Return the graph with a flat output, and what its positions hold."""
-        end = self.at(output, (math.prod(output.shape),))
+    def finish(self, outputs: Sequence[Value]) -> tuple[Graph, Held]:
+        """Return the graph with one flat output, and what its positions hold."""
+        ends = [self.at(output, (math.prod(output.shape),)) for output in outputs]
+        end = ends[0] if len(ends) == 1 else self.append(ops.Concat(1), *ends)
         graph, places = prune(self.nodes, end)
         return graph, {places[i]: held for i, held in self.held.items() if i in places}
 
 
-Converter = Callable[[Builder, Call], Value]
+Converter = Callable[[Builder, Call], Value | list[Value]]
 
-_KEEP_SHAPE = (ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh)
+_KEEP_SHAPE = (
+    *(ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh),
+    *(ops.Function, ops.Softmax, ops.Standardize),
+)
 
 
 def _shape_of(op: ops.Op, shapes: Sequence[Shape], dtype: torch.dtype) -> Shape:
@@ -184,6 +212,8 @@ def _shape_of(op: ops.Op, shapes: Sequence[Shape], dtype: torch.dtype) -> Shape:
     if isinstance(op, ops.Linear):
         refuse(first[-1:] != op.weight.shape[1:], f"a layer of {op.weight.shape[1]} inputs")
         return (*first[:-1], len(op.weight))
+    if isinstance(op, ops.Take):
+        return tuple(op.index.shape)
     if isinstance(op, ops.Shift | ops.Scale):
         constant = op.offset if isinstance(op, ops.Shift) else op.factor
         fits = broadcast(first, tuple(constant.shape)) == first

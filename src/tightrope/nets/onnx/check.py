@@ -122,8 +122,7 @@ class Checker:
         names = [named.name for named in self.names]
         for point in points:
             check_time()
-            sample = point.reshape(self.reference.shape).contiguous().numpy()
-            given = {**self.constants, self.reference.name: sample}
+            given = {**self.constants, **self.reference.feed(point)}
             rows.append(onnx_runtime.compute(self.session, names, given))
         for named, array in zip(self.names, rows[0], strict=True):
             _check_shape(named, array)
