@@ -145,7 +145,7 @@ def boxes(path: Path) -> str:
     for i in range(3000):
         low = net.random.uniform(size=6)
         terms = [f"(>= X_{j} {v:.6f}) (<= X_{j} {v + 0.2:.6f})" for j, v in enumerate(low)]
-        lines.append(f"(and {' '.join(terms)} (>= Y_{i % 3} Y_{(i + 1) % 3}) (>= Y_{i % 3} 9))")
+        lines.append(f"(and {' '.join(terms)} (>= Y_{i % 3} Y_{(i + 1) % 3}) (>= Y_{i % 3} 12))")
     return f"{_declared(6, 3)}(assert (or\n" + "\n".join(lines) + "))\n"
 
 
