@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -180,8 +181,17 @@ def made(folder: Path, only: str) -> Iterator[tuple[str, Path, Path]]:
         if only in name:
             network, property_ = folder / f"{name}.onnx", folder / f"{name}.vnnlib"
             if not network.exists():
-                property_.write_text(write(network), encoding="utf-8")
+                # In a process of its own: commands would inherit our peak memory.
+                writer = multiprocessing.get_context("spawn").Process(
+                    target=_write, args=(write, network, property_)
+                )
+                writer.start()
+                writer.join()
             yield name, network, property_
+
+
+def _write(write: Callable[[Path], str], network: Path, property_: Path) -> None:
+    property_.write_text(write(network), encoding="utf-8")
 
 
 def given(folders: list[Path], only: str) -> Iterator[tuple[str, Path, Path]]:
