@@ -50,7 +50,8 @@ class Subject:
 
         BatchNorm is not folded: the rounding of folding would be outside the proof.
         """
-        return lowered(expand_max_pools(share_halves(self.graph.detach().to(torch.float64))))
+        graph = share_halves(self.graph.detach().to(torch.float64))
+        return lowered(expand_max_pools(graph), torch.float64)
 
     @cached_property
     def neurons(self) -> int:

@@ -22,13 +22,12 @@ from tightrope.graph.graph import Graph, Node
 COMPOSED = (ops.Softmax, ops.Standardize)
 
 
-def lowered(graph: Graph) -> Graph:
-    """Return the same network without compositions."""
+def lowered(graph: Graph, dtype: torch.dtype) -> Graph:
+    """Return the same network, of that precision, without compositions."""
     if not any(isinstance(node.op, COMPOSED) for node in graph.nodes):
         return graph
-    like = next((t for node in graph.nodes for t in _tensors(node.op)), torch.empty(()))
-    like = like if like.is_floating_point() else like.to(torch.get_default_dtype())
-    writer = _Writer(like)
+    held = next((t for node in graph.nodes for t in _tensors(node.op)), torch.empty(()))
+    writer = _Writer(torch.empty((), dtype=dtype, device=held.device))
     for i, node in enumerate(graph.nodes):
         inputs = tuple(writer.target[j] for j in node.inputs)
         writer.name = node.name
