@@ -219,6 +219,16 @@ def test_a_long_sum_of_numbers_that_are_not_known() -> None:
     assert 1 + 0.99 * count * EPS < found <= float(rounded.error)
 
 
+def test_a_sum_with_a_number_that_is_not_known() -> None:
+    """What the network adds is rounded in proportion to its own number, of which we know little."""
+    theirs, half = torch.full((1, 1), 1 + EPS), torch.full((1,), EPS / 2)
+    op = ops.Shift(half)
+    rounded = RULES[ops.Shift](op, Rounded(torch.zeros(1, 1), theirs))
+    found = theirs + half
+    assert float(found) == 1 + 2 * EPS and float(rounded.value) == EPS / 2
+    assert float(found - rounded.value) <= float(rounded.error)
+
+
 def test_growth() -> None:
     assert growth(1, torch.float64) == pytest.approx(2**-52)
     assert growth(1 << 20, torch.float32) == pytest.approx(0.125 / 0.875)

@@ -15,17 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tightrope.box import Box, flat
+from tightrope.box import BallBox, Box, flat
+from tightrope.budget import fitting, rows_at_once
 from tightrope.deadline import check_time
 from tightrope.domains import interval
 from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
-from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.bounded import COPIES, MEMORY, Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.extrema import as_extremum
+from tightrope.domains.linear.forms import few_inputs, tighter
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
 from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
-from tightrope.domains.reduced.reduction import COPIES, MEMORY, Reducer, reduce, reducible
+from tightrope.domains.reduced.reduction import Reducer, reduce, reducible
 from tightrope.domains.rounding import cornered
 from tightrope.graph import Graph, Node, ops
 
@@ -75,6 +77,7 @@ def relax(
     sizes = Magnitudes(graph, box)
     found = Relaxation(graph, {0: box}, {}, sizes.terms, rounding)
     mixed = _mixed(graph)
+    forms = None if effort.iterations is None else few_inputs(graph, box, rounding)
     reducer = None
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
         reducer = Reducer(found, memory=effort.memory)
@@ -91,7 +94,10 @@ def relax(
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
             found.lines[i] = lines(node.op, found.boxes[node.inputs[0]], rounding=rounding)
-        elif effort.iterations is not None and (found.lines or mixed[i] > 1):
+        if forms is not None:
+            before = found.boxes[node.inputs[0]]
+            bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
+        if i not in found.lines and _worthwhile(found, effort, mixed[i]):
             reading = [graph.nodes[j].op for j in readers[i]]
             needs = _needed(bounds, reading)
             # What has no rule has no better bounds than its box.
@@ -99,10 +105,19 @@ def relax(
                 # ReLUs need no more than a sign.
                 signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) for op in reading)
                 bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
+                if forms is not None:
+                    forms.tighten(i, bounds)
         found.boxes[i] = bounds
         if rounding:
             sizes.hold(i, bounds)
     return found
+
+
+def _worthwhile(found: Relaxation, effort: Effort, mixed: int) -> bool:
+    """Return whether linear bounds of a node can be tighter than intervals."""
+    if isinstance(found.box, BallBox) and not found.lines:
+        return mixed > 0  # intervals know nothing of the ball, with CROWN-IBP either
+    return effort.iterations is not None and (bool(found.lines) or mixed > 1)
 
 
 def _mixed(graph: Graph) -> list[int]:
@@ -150,8 +165,13 @@ def best_bounds(
 
 def reduction_fits(relaxation: Relaxation, memory: int = MEMORY) -> bool:
     """Return whether the matrices of a reduced network fit into memory."""
+    return reduction_bytes(relaxation) <= fitting(memory, relaxation.box.lower.device)
+
+
+def reduction_bytes(relaxation: Relaxation) -> int:
+    """Return what the matrices of a reduced network take, in both precisions."""
     neurons = unstable_neurons(relaxation)
-    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons) <= memory
+    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons)
 
 
 def unstable_neurons(relaxation: Relaxation) -> int:
@@ -250,7 +270,7 @@ class _Tightening:
         assert self.effort.iterations
         work = rows * neurons * (inputs + neurons / 2) * 2 * self.effort.iterations
         matrices = 12 * (rows + neurons) * (inputs + neurons)
-        return work <= self.effort.work and matrices <= self.effort.memory
+        return work <= self.effort.work and matrices <= fitting(self.effort.memory)
 
     def _chunks(self, owner: Tensor | None, place: Tensor) -> Iterator[slice]:
         """Split rows so that the coefficients of each part fit into memory."""
@@ -258,6 +278,7 @@ class _Tightening:
         owners = None if owner is None else owner[:1]
         shape, like = found.graph.nodes[target].shape, found.box.lower
         form = found.pull(target, unit_rows(shape, place[:1], owners, like, windows=True))
-        size = max(1, self.effort.memory // (COPIES * form.largest * like.element_size()))
+        memory = fitting(self.effort.memory, like.device)
+        size = rows_at_once(memory, COPIES * form.largest * like.element_size(), form.work)
         for start in range(0, len(place), size):
             yield slice(start, start + size)

@@ -206,10 +206,10 @@ def _activation(op: type[ops.Op]) -> Converter:
 CONVERTERS: dict[str, Converter] = {
     **onnx_shapes.CONVERTERS,
     **onnx_windows.CONVERTERS,
-    **onnx_smooth.CONVERTERS,
     **enlarging.CONVERTERS,
     **bends.CONVERTERS,
     **reductions.CONVERTERS,
+    **onnx_smooth.CONVERTERS,
     "Add": _add,
     "Sub": _sub,
     "Mul": _mul,
