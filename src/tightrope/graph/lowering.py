@@ -104,3 +104,17 @@ class _Writer:
         # The squares of all of them add up to no more than their number.
         limit = math.sqrt(size) * (1 + 1e-12)
         return self.append(ops.Mul(limit), x, self.chain(squares, shift, root))
+
+
+def without_softmax(graph: Graph, *, logarithms_only: bool = False) -> Graph:
+    """Return a network without the softmax of all its outputs at its end, if it has one.
+
+    The order of the outputs stays the same; with `logarithms_only`, their differences do.
+    """
+    last = len(graph.nodes) - 1
+    while isinstance(graph.nodes[last].op, ops.Reshape):
+        last = graph.nodes[last].inputs[0]
+    node = graph.nodes[last]
+    if not isinstance(node.op, ops.Softmax) or math.prod(node.shape) != node.shape[-1]:
+        return graph
+    return graph if logarithms_only and not node.op.logarithm else graph.without({last})
