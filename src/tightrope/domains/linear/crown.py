@@ -33,6 +33,7 @@ from tightrope.graph import Graph, Node, ops
 MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Take, ops.Concat)
 APART = (*MOVES, ops.Shift, ops.Scale, ops.BatchNorm)
 DIFFERENCES = 1 << 10  # that are bounded one by one
+JUMPS = (ops.Step, ops.Where, ops.ArgMax)
 WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take
 
 
@@ -89,12 +90,16 @@ def relax(
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
             found.lines[i] = lines(node.op, found.boxes[node.inputs[0]], rounding=rounding)
-        elif effort.iterations is not None and (found.lines or mixed[i] > 1):
+        elif found.lines or mixed[i] > 1:
             reading = [graph.nodes[j].op for j in readers[i]]
+            if effort.iterations is None:  # what has jumps is bounded by nothing else
+                reading = [op for op in reading if isinstance(op, JUMPS)]
             needs = _needed(bounds, reading)
             if needs is not None and not _many(node):
                 # ReLUs need no more than a sign.
-                signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) for op in reading)
+                signs = all(
+                    isinstance(op, ops.Relu | ops.LeakyRelu) or _tests_a_sign(op) for op in reading
+                )
                 bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
         found.boxes[i] = bounds
         if rounding:
@@ -169,6 +174,8 @@ def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
     for op in readers:
         if isinstance(op, ops.Relu | ops.LeakyRelu):
             masks.append(unstable(bounds))
+        elif _tests_a_sign(op):
+            masks.append((bounds.lower <= 0) & (bounds.upper >= 0) & (bounds.lower < bounds.upper))
         elif isinstance(op, (*ACTIVATIONS, *BOXED, ops.Differences)) or _by_intervals(op):
             masks.append(bounds.lower < bounds.upper)
     if not masks:
@@ -179,6 +186,10 @@ def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
 def _many(node: Node) -> bool:
     """Return whether there are so many differences that those of bounds have to do."""
     return isinstance(node.op, ops.Differences) and math.prod(node.shape) > DIFFERENCES
+
+
+def _tests_a_sign(op: ops.Op) -> bool:
+    return isinstance(op, ops.Step) and op.kind in ("positive", "nonnegative")
 
 
 def _by_intervals(op: ops.Op) -> bool:

@@ -355,7 +355,9 @@ def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coef
 
 
 # Operations for which `by_intervals` has to do.
-BY_INTERVALS: tuple[type[ops.Op], ...] = (ops.Softmax, ops.Standardize)
+BY_INTERVALS: tuple[type[ops.Op], ...] = (
+    *(ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax),
+)
 
 RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.Linear: _linear,
