@@ -82,6 +82,11 @@ def at_most(make: Maker, x: int, high: Tensor) -> int:
     return make.append(ops.Shift(high), negated(make, make.append(ops.Relu(), gap)))
 
 
+def opposite(make: Maker, x: int) -> int:
+    """Append `1 - x`, which is "not" of what is 0 or 1."""
+    return make.append(ops.Shift(make.number(1.0)), negated(make, x))
+
+
 # --- other functions that bend --------------------------------------------------------------
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tightrope.graph import composed, ops
 from tightrope.graph.values import refuse
@@ -49,8 +50,7 @@ def _compare(build: Builder, call: Call) -> Value:
 
 def _not(build: Builder, call: Call) -> Value:
     value = call.value()
-    position = composed.negated(build, value.position)
-    return build.place(build.append(ops.Shift(build.number(1.0)), position), value.shape)
+    return build.place(composed.opposite(build, value.position), value.shape)
 
 
 def _logic(build: Builder, call: Call) -> Value:
@@ -109,7 +109,8 @@ def _cast(build: Builder, call: Call) -> Value:
     refuse(kind is None, "a cast to another type")
     refuse(kind == "f" and target != (1 if build.dtype.itemsize == 4 else 11), "another precision")
     if kind == "b" and value.kind != "b":
-        return _not(build, Call("Not", call.name, (build.apply(value, ops.Step("zero")),), {}, 1))
+        zero = build.append(ops.Step("zero"), value.position)
+        return build.place(composed.opposite(build, zero), value.shape)
     if kind == "i" and value.kind == "f":
         return build.apply(value, ops.Step("trunc"))
     return value
@@ -131,9 +132,44 @@ def _place(build: Builder, call: Call) -> Value:
         position = composed.negated(build, position)
     if size != 2:
         return build.place(build.append(ops.ArgMax(last), position), shape)
+    kind = ops.Step("nonnegative" if last else "positive")
+    found = _gap_of_channels(build, position)
+    if found is not None:
+        gap, index = found
+        return build.place(composed.taken(build, build.append(kind, gap), index), shape)
     first, second = (build.append(ops.Slice((slice(None), i)), position) for i in (0, 1))
-    gap = build.append(ops.Sub(), second, first)
-    return build.place(build.append(ops.Step("nonnegative" if last else "positive"), gap), shape)
+    return build.place(build.append(kind, build.append(ops.Sub(), second, first)), shape)
+
+
+def _gap_of_channels(build: Builder, position: int) -> tuple[int, Tensor] | None:
+    """Write differences of two channels of an image as a convolution, which keeps it an image.
+
+    Linear bounds of images take windows of them only. Also returns which pixel each difference is.
+    """
+    chain, base = _moves_before(build, position)
+    shape = build.shape_of(base)
+    if len(shape) != 3:
+        return None
+    places = composed.places(shape).double().unsqueeze(0)
+    pairs = composed.replayed(chain, places)[0].long()
+    pixel, channel = pairs % math.prod(shape[1:]), pairs // math.prod(shape[1:])
+    alike = bool((pixel[:, 0] == pixel[:, 1]).all()) and bool((channel == channel[:1]).all())
+    if not alike:
+        return None
+    weight = torch.zeros(1, shape[0], 1, 1, dtype=build.dtype)
+    weight[0, channel[0, 0]] -= 1
+    weight[0, channel[0, 1]] += 1
+    gap = build.append(ops.Conv2d(weight, None, (1, 1), (0, 0), (1, 1), 1), base)
+    return gap, pixel[:, 0]
+
+
+def _moves_before(build: Builder, position: int) -> tuple[list[ops.Op], int]:
+    """Return the operations that only moved numbers up to a node, in order, and of which node."""
+    chain: list[ops.Op] = []
+    while isinstance(build.nodes[position].op, _MOVES):
+        chain.append(build.nodes[position].op)
+        (position,) = build.nodes[position].inputs
+    return chain[::-1], position
 
 
 _MOVES = (ops.Permute, ops.Reshape, ops.Slice, ops.Take)
@@ -141,22 +177,19 @@ _MOVES = (ops.Permute, ops.Reshape, ops.Slice, ops.Take)
 
 def _unsoftened(build: Builder, value: Value, axis: int) -> Value:
     """Return what a softmax was taken of, if the order along an axis is that of its inputs."""
-    chain, position = [], value.position
-    while isinstance(build.nodes[position].op, _MOVES):
-        chain.append(build.nodes[position].op)
-        (position,) = build.nodes[position].inputs
+    chain, position = _moves_before(build, value.position)
     node = build.nodes[position]
     if not isinstance(node.op, ops.Softmax):
         return value
     # Whose numbers are compared with each other? Those of one softmax, or there is no saying.
     rows = math.prod(node.shape[:-1])
     owners = composed.places((rows, 1)).double().expand(rows, node.shape[-1])
-    found = composed.replayed(chain[::-1], owners.reshape(1, *node.shape))
+    found = composed.replayed(chain, owners.reshape(1, *node.shape))
     owner = found.reshape(value.shape).movedim(axis, -1)
     if not bool((owner == owner[..., :1]).all()):
         return value
     position = node.inputs[0]
-    for op in reversed(chain):
+    for op in chain:
         position = build.append(op, position)
     return Value(position, value.shape, value.kind)
 
@@ -182,8 +215,6 @@ def _one_hot(build: Builder, call: Call) -> Value:
     position = build.append(ops.Scale(build.tensor(on - off).reshape(())), hot.position)
     return build.place(build.append(ops.Shift(build.tensor(off).reshape(())), position), shape)
 
-
-Rule = Callable[[Builder, Call], Value]
 
 CONVERTERS: dict[str, Converter] = {
     **dict.fromkeys(_COMPARISONS, _compare),
