@@ -90,7 +90,7 @@ def possible_places(op: ops.ArgMax, lower: Tensor, upper: Tensor) -> tuple[Tenso
     """
     possible = upper >= lower.amax(-1, keepdim=True)
     # Where one that is not smaller comes first (or last), the tie is decided.
-    best = lower.argmax(-1, keepdim=True)
+    best = place_of_largest(op, lower.detach()).long().unsqueeze(-1)
     places = torch.arange(lower.shape[-1], device=lower.device)
     tied = upper <= lower.gather(-1, best)
     loses = tied & ((places < best) if op.last else (places > best))
