@@ -14,7 +14,7 @@ from tightrope.domains.linear.crown import ALPHA, CROWN, CROWN_IBP, best_bounds,
 from tightrope.errors import UserError, unknown_name
 from tightrope.graph import Graph, trace
 from tightrope.graph.maxpool import expand_max_pools
-from tightrope.precision import ROUNDING, full_precision
+from tightrope.precision import ROUNDING, provable
 from tightrope.radius import Radius
 
 METHODS = ("ibp", "zonotope", "crown-ibp", "crown", "alpha")
@@ -51,7 +51,7 @@ def bounds(
     if not len(box.lower):  # as with any function of a batch, nothing of nothing
         nothing = box.lower.new_empty(0, *graph.output_shape)
         return Box(nothing, nothing.clone())
-    with torch.no_grad(), full_precision():
+    with torch.no_grad(), provable():
         if method == "ibp":
             return interval.bounds(graph, box, rounding=ROUNDING)[0]
         if method == "zonotope":
