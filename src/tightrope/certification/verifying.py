@@ -48,7 +48,7 @@ from tightrope.graph import Graph
 from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
 from tightrope.nets.onnx.check import evenly
 from tightrope.nets.onnx.importing import OnnxNetwork
-from tightrope.precision import full_precision
+from tightrope.precision import provable
 from tightrope.radius import Radius
 from tightrope.runs.examination import check_seed, proving_device
 
@@ -291,7 +291,7 @@ def _decide_together(
         return None
     started = time.monotonic()
     try:
-        with until(deadline), torch.random.fork_rng(), full_precision():
+        with until(deadline), torch.random.fork_rng(), provable():
             torch.manual_seed(seed)
             problems = [_problem(subject, network, case) for case in cases]
             sound = [problem for problem in problems if problem is not None]
