@@ -67,17 +67,19 @@ def verify(
     timeout: float = 60.0,
     split: str = "auto",
     branching: str = "intercept",
+    cuts: str = "auto",
     seed: int = 0,
 ) -> Answer:
     """Decide whether no point within `eps` of `x` (and within `domain`) changes the class.
 
     `x` is one input without a batch dimension, in the network's own precision. The result says
     `verified`, `falsified` (with a counterexample) or `unknown` (with a reason). `split` says what
-    a search takes apart (auto, input, relu), `branching` by which rule it chooses neurons.
+    a search takes apart (auto, input, relu), `branching` by which rule it chooses neurons, `cuts`
+    whether it uses multi-neuron constraints (auto, off, on).
     """
     check_timeout(timeout)
     check_seed(seed)
-    choices = check_choices(split, branching)
+    choices = check_choices(split, branching, cuts)
     x, label = x.detach(), int(label)
     ball = parse_ball(x[None], eps, domain)
     with _evaluating(network):
@@ -152,15 +154,17 @@ def verify_file(
     timeout: float = 60.0,
     split: str = "auto",
     branching: str = "intercept",
+    cuts: str = "auto",
     seed: int = 0,
 ) -> Answer:
     """Decide a VNN-LIB property of an ONNX network: `verified` if it has no counterexample.
 
     A file that describes several input boxes has a counterexample if one of them has. Where it
     declares several networks, `onnx` has the file of each by name. `split` says what a search takes
-    apart (auto, input, relu), `branching` by which rule it chooses neurons.
+    apart (auto, input, relu), `branching` by which rule it chooses neurons, `cuts` whether it uses
+    multi-neuron constraints (auto, off, on).
     """
-    choices = check_choices(split, branching)
+    choices = check_choices(split, branching, cuts)
     return verify_and_tell(onnx, vnnlib, timeout=timeout, seed=seed, choices=choices)[0]
 
 

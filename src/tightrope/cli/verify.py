@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tightrope.answer import Answer, Cause, Verdict
-from tightrope.cli.options import branching_option, split_option
+from tightrope.cli.options import branching_option, cuts_option, split_option
 from tightrope.cli.output import print_json
 from tightrope.errors import UserError, printable, shorten
 from tightrope.files import write_text
@@ -22,6 +22,7 @@ from tightrope.files import write_text
 )
 @split_option
 @branching_option
+@cuts_option
 @click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(
@@ -31,6 +32,7 @@ def verify(
     counterexample: Path | None,
     split: str,
     branching: str,
+    cuts: str,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -48,7 +50,7 @@ def verify(
         vnnlib,
         timeout=timeout,
         seed=seed,
-        choices=check_choices(split, branching),
+        choices=check_choices(split, branching, cuts),
     )
     if text is not None and counterexample is not None:
         write_text(counterexample, text + "\n")

@@ -8,6 +8,8 @@ are attained are tried as counterexamples.
 
 The property is safe if in each *group* of rows at least one row is positive everywhere; a
 counterexample makes all rows of some group nonpositive.
+
+A search that goes on for long gets multi-neuron constraints (`cutting.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.certification.search import branching
+from tightrope.certification.search.cutting import ROUNDS, Cutter
 from tightrope.certification.search.pool import Pool
-from tightrope.domains.reduced.cuts import network_cuts
+from tightrope.deadline import Deadline
 from tightrope.domains.reduced.leaves import solve_leaf
-from tightrope.domains.reduced.multineuron import GroupSettings
 from tightrope.domains.reduced.reduction import Reduced
 from tightrope.domains.reduced.replay import strict_bounds
 from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems
@@ -32,6 +34,8 @@ from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems
 # Points of the lowest bounds are tried in each of the first rounds, and every so many later.
 EAGER = 8
 TRIED = 64
+# Multi-neuron constraints are chosen by what so many subproblems of the lowest bounds need.
+CUT_FOR = 512
 
 # Gets points (flat) and the group each is about; returns a counterexample or None.
 Refute = Callable[[Tensor, Tensor], Tensor | None]
@@ -52,9 +56,7 @@ class SearchSettings:
     branching: str = "intercept"
     candidates: int = 3
     smallest_batch: int = 64
-    # Multi-neuron constraints raise the first bounds; on the networks measured so far, the search
-    # as a whole is faster without them.
-    groups: GroupSettings | None = None
+    cuts: str = "auto"  # or off, or on: when multi-neuron constraints are chosen
     memory: int = 2 << 30
 
 
@@ -74,10 +76,8 @@ class BranchAndBound:
     ) -> None:
         self.network, self.group, self.refute, self.settings = network, group, refute, settings
         self.cuts: Cuts | None = None
-        if settings.groups is not None:
-            self.cuts = network_cuts(self.network, settings.groups)
-        rough = None if self.cuts is None else self.cuts.to(torch.float32)
-        self.bounder = Bounder(self.network.to(torch.float32), rough)
+        self.cutter = Cutter(network)
+        self.bounder = Bounder(self.network.to(torch.float32))
         self.pool: Pool | None = None
         self.count = 0
         self.rounds = 0
@@ -119,7 +119,9 @@ class BranchAndBound:
             cause = self._out_of_budget(pool, deadline)
             if cause is not None:
                 return self._unfinished(pool, cause)
-            point = self._round(pool, deadline)
+            if self.rounds in ROUNDS[self.settings.cuts]:
+                self._cut(pool, deadline)
+            point = self._round(pool, deadline) if len(pool) else None
             self.rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
             if point is None and len(pool) and (self.rounds <= EAGER or self.rounds % EAGER == 0):
@@ -178,20 +180,41 @@ class BranchAndBound:
             levels=levels,
             candidates=max(self.settings.candidates, levels),
         )
-        new = branching.children(batch, neurons)
-        bound, new = self.bounder.improve(
-            new,
-            iterations=self._iterations,
+        self._bound(branching.children(batch, neurons), pool, self._iterations)
+        return None
+
+    def _bound(self, problems: Subproblems, pool: Pool, iterations: int) -> None:
+        """Bound subproblems; those that are not proved go into the pool."""
+        bound, problems = self.bounder.improve(
+            problems,
+            iterations=iterations,
             alpha_rate=self.settings.alpha_rate,
             beta_rate=self.settings.beta_rate,
         )
-        self.count += len(new)
+        self.count += len(problems)
         promising = (bound > 0).nonzero()[:, 0]
         if len(promising):
-            still = ~self._prove(bound, new, promising)[0]
-            bound, new = bound[still], new[still]
-        pool.add(new, bound)
-        return None
+            still = ~self._prove(bound, problems, promising)[0]
+            bound, problems = bound[still], problems[still]
+        pool.add(problems, bound)
+
+    def _cut(self, pool: Pool, deadline: float) -> None:
+        """Choose constraints for what is open, and bound all of that with them."""
+        cuts = self.cutter.choose(pool.peek(CUT_FOR), Deadline(deadline))
+        if cuts is None:
+            return
+        self.cuts = cuts
+        self.bounder = Bounder(self.bounder.network, cuts.to(torch.float32))
+        problems, bound = pool.take_all()
+        gamma = problems.alpha.new_zeros(len(problems), len(cuts.constant))
+        problems = replace(problems, gamma=gamma)
+        pool.arrays["gamma"] = gamma[:0]
+        for start in range(0, len(bound), 2 * self.settings.batch):
+            if time.monotonic() > deadline:
+                pool.add(problems[start:], bound[start:])
+                return
+            part = problems[start : start + 2 * self.settings.batch]
+            self._bound(part, pool, self.settings.patient_iterations)
 
     @property
     def _iterations(self) -> int:

@@ -7,6 +7,7 @@ slope and `-l s` the intercept of its upper line.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,7 +55,12 @@ def _fixed(problems: Subproblems, neurons: Tensor, sign: int) -> Subproblems:
 def choose(
     bounder: Bounder, problems: Subproblems, *, rule: str, levels: int = 1, candidates: int = 3
 ) -> Tensor:
-    """Return the neurons to split by one of the `RULES`, [D, levels]."""
+    """Return the neurons to split by one of the `RULES`, [D, levels].
+
+    Multipliers of multi-neuron constraints are left out: they take the cost of a neuron's own
+    lines off its score, and the search would split it last.
+    """
+    problems = replace(problems, gamma=torch.zeros_like(problems.gamma))
     return RULES[rule](bounder, problems, bounder.look(problems), levels, candidates)
 
 

@@ -53,6 +53,9 @@ class Cuts:
     on_inputs: Tensor  # [G, U]
     constant: Tensor  # [G]
 
+    def __getitem__(self, index: Tensor) -> Cuts:
+        return Cuts(*(t[index] for t in vars(self).values()))
+
     def to(self, dtype: torch.dtype) -> Cuts:
         """Return the same in another precision."""
         return Cuts(*(t.to(dtype) for t in vars(self).values()))
