@@ -30,11 +30,9 @@ def verify(
     vnnlib: Path,
     timeout: float,
     counterexample: Path | None,
-    split: str,
-    branching: str,
-    cuts: str,
     seed: int,
     as_json: bool,
+    **choices: str,
 ) -> None:
     """Prove or refute a VNN-LIB property of an ONNX network.
 
@@ -50,7 +48,7 @@ def verify(
         vnnlib,
         timeout=timeout,
         seed=seed,
-        choices=check_choices(split, branching, cuts),
+        choices=check_choices(**choices),
     )
     if text is not None and counterexample is not None:
         write_text(counterexample, text + "\n")
