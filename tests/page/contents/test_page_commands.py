@@ -133,5 +133,5 @@ def test_what_is_not_known_is_not_shown() -> None:
 def test_the_function_stays_a_function() -> None:
     import tightrope.page.scatter
 
-    assert callable(tr.report) and tr.report.__name__ == "report"
-    assert tightrope.page is not tr.report
+    assert callable(tightrope.report) and tightrope.report.__name__ == "report"
+    assert tightrope.page is not tightrope.report
