@@ -24,9 +24,9 @@ def number(x: Fraction) -> Any:
 
 
 def fraction(value: Any) -> Fraction:
-    """Return a number of mpmath as a fraction."""
+    """Return a number of mpmath as a fraction; what is next to nothing is not spelled out."""
     sign, digits, exponent, _ = value._mpf_
-    whole = Fraction(int(digits)) * Fraction(2) ** int(exponent)
+    whole = Fraction(int(digits)) * Fraction(2) ** max(int(exponent), -10000)
     return -whole if sign else whole
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import smooth_moves
 import torch
 from networks import magnitudes
 from other_arithmetic import evaluations
@@ -115,7 +116,8 @@ COPIED = EXACT | {"pad"}
 
 def test_every_operation_has_a_rule_and_a_case() -> None:
     kinds = {type(op) for op, _, _ in _operations(Numbers("normal", 0, torch.float32)).values()}
-    assert set(RULES) == kinds == set(ops.ALL_OPS) - {ops.Input}
+    # The others are in test_graph_smooth.
+    assert set(RULES) == kinds | set(smooth_moves.MOVES) == set(ops.ALL_OPS) - {ops.Input}
 
 
 def _single(op: ops.Op, count: int, shape: tuple[int, ...]) -> Graph:
@@ -220,6 +222,16 @@ def test_a_long_sum_of_numbers_that_are_not_known() -> None:
     rounded = RULES[ops.Linear](op, Rounded(torch.zeros(1, count), theirs))
     found = float(np.cumsum(theirs.numpy()[0], dtype=np.float32)[-1])
     assert 1 + 0.99 * count * EPS < found <= float(rounded.error)
+
+
+def test_a_sum_with_a_number_that_is_not_known() -> None:
+    """What the network adds is rounded in proportion to its own number, of which we know little."""
+    theirs, half = torch.full((1, 1), 1 + EPS), torch.full((1,), EPS / 2)
+    op = ops.Shift(half)
+    rounded = RULES[ops.Shift](op, Rounded(torch.zeros(1, 1), theirs))
+    found = theirs + half
+    assert float(found) == 1 + 2 * EPS and float(rounded.value) == EPS / 2
+    assert float(found - rounded.value) <= float(rounded.error)
 
 
 def test_growth() -> None:

@@ -15,17 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tightrope.box import Box, flat
+from tightrope.box import BallBox, Box, flat
+from tightrope.budget import fitting, rows_at_once
 from tightrope.deadline import check_time
 from tightrope.domains import interval
 from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
-from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.bounded import COPIES, MEMORY, Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.extrema import as_extremum
+from tightrope.domains.linear.forms import few_inputs, tighter
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
 from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
-from tightrope.domains.reduced.reduction import COPIES, MEMORY, Reducer, reduce, reducible
+from tightrope.domains.reduced.reduction import Reducer, reduce, reducible
 from tightrope.domains.rounding import cornered
 from tightrope.graph import Graph, Node, ops
 
@@ -76,6 +78,7 @@ def relax(
     sizes = Magnitudes(graph, box)
     found = Relaxation(graph, {0: box}, {}, sizes.terms, rounding)
     mixed = _mixed(graph)
+    forms = None if effort.iterations is None else few_inputs(graph, box, rounding)
     reducer = None
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
         reducer = Reducer(found, memory=effort.memory)
@@ -84,27 +87,42 @@ def relax(
         inputs = [found.boxes[j] for j in node.inputs]
         bounds = interval.RULES[type(node.op)](node.op, *inputs, rounding=rounding)
         bounds = as_extremum(graph, found.boxes, i, Box(*bounds.corners))
+        if rounding:
+            bounds = _told(bounds)
         if known is not None and i in known:
             bounds = _both(bounds, known[i])
         if rounding:
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
             found.lines[i] = lines(node.op, found.boxes[node.inputs[0]], rounding=rounding)
-        elif found.lines or mixed[i] > 1:
+        if forms is not None:
+            before = found.boxes[node.inputs[0]]
+            bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
+        if i not in found.lines:
             reading = [graph.nodes[j].op for j in readers[i]]
-            if effort.iterations is None:  # what has jumps is bounded by nothing else
-                reading = [op for op in reading if isinstance(op, JUMPS)]
+            if not _worthwhile(found, effort, mixed[i]):  # but jumps are decided by signs alone
+                reading = [op for op in reading if isinstance(op, JUMPS) and found.lines]
             needs = _needed(bounds, reading)
-            if needs is not None and not _many(node):
+            # What has no rule has no better bounds than its box.
+            if needs is not None and not _many(node) and not _by_intervals(node.op):
                 # ReLUs need no more than a sign.
                 signs = all(
                     isinstance(op, ops.Relu | ops.LeakyRelu) or _tests_a_sign(op) for op in reading
                 )
                 bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
+                if forms is not None:
+                    forms.tighten(i, bounds)
         found.boxes[i] = bounds
         if rounding:
             sizes.hold(i, bounds)
     return found
+
+
+def _worthwhile(found: Relaxation, effort: Effort, mixed: int) -> bool:
+    """Return whether linear bounds of a node can be tighter than intervals."""
+    if isinstance(found.box, BallBox) and not found.lines:
+        return mixed > 0  # intervals know nothing of the ball, with CROWN-IBP either
+    return effort.iterations is not None and (bool(found.lines) or mixed > 1)
 
 
 def _mixed(graph: Graph) -> list[int]:
@@ -152,14 +170,27 @@ def best_bounds(
 
 def reduction_fits(relaxation: Relaxation, memory: int = MEMORY) -> bool:
     """Return whether the matrices of a reduced network fit into memory."""
+    return reduction_bytes(relaxation) <= fitting(memory, relaxation.box.lower.device)
+
+
+def reduction_bytes(relaxation: Relaxation) -> int:
+    """Return what the matrices of a reduced network take, in both precisions."""
     neurons = unstable_neurons(relaxation)
-    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons) <= memory
+    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons)
 
 
 def unstable_neurons(relaxation: Relaxation) -> int:
     """Count the unstable neurons of all activations whose lines are known."""
     nodes = relaxation.graph.nodes
     return sum(int(unstable(relaxation.boxes[nodes[i].inputs[0]]).sum()) for i in relaxation.lines)
+
+
+def _told(bounds: Box) -> Box:
+    """Return bounds that are numbers: what is none says nothing."""
+    lower, upper = bounds.corners
+    return Box(
+        torch.where(lower.isnan(), -torch.inf, lower), torch.where(upper.isnan(), torch.inf, upper)
+    )
 
 
 def _both(first: Box, second: Box) -> Box:
@@ -250,7 +281,7 @@ class _Tightening:
         assert self.effort.iterations
         work = rows * neurons * (inputs + neurons / 2) * 2 * self.effort.iterations
         matrices = 12 * (rows + neurons) * (inputs + neurons)
-        return work <= self.effort.work and matrices <= self.effort.memory
+        return work <= self.effort.work and matrices <= fitting(self.effort.memory)
 
     def _chunks(self, owner: Tensor | None, place: Tensor) -> Iterator[slice]:
         """Split rows so that the coefficients of each part fit into memory."""
@@ -258,6 +289,7 @@ class _Tightening:
         owners = None if owner is None else owner[:1]
         shape, like = found.graph.nodes[target].shape, found.box.lower
         form = found.pull(target, unit_rows(shape, place[:1], owners, like, windows=True))
-        size = max(1, self.effort.memory // (COPIES * form.largest * like.element_size()))
+        memory = fitting(self.effort.memory, like.device)
+        size = rows_at_once(memory, COPIES * form.largest * like.element_size(), form.work)
         for start in range(0, len(place), size):
             yield slice(start, start + size)

@@ -32,10 +32,14 @@ def unstable(box: Box) -> Tensor:
     return (box.lower < 0) & (box.upper > 0)
 
 
+def kinked(op: ops.Op) -> bool:
+    """Return whether any line through zero lies below, of a slope between those of the sides."""
+    return isinstance(op, ops.Relu) or (isinstance(op, ops.LeakyRelu) and op.slope <= 1)
+
+
 def free_slopes(op: ops.Op, box: Box) -> Tensor | None:
     """Return where the lower slope may be anything between the slopes of the two sides."""
-    bends = isinstance(op, ops.Relu) or (isinstance(op, ops.LeakyRelu) and op.slope <= 1)
-    return unstable(box) if bends else None
+    return unstable(box) if kinked(op) else None
 
 
 def _bent(op: ops.Relu | ops.LeakyRelu, l: Tensor, u: Tensor, rounding: float) -> Lines:  # noqa: E741

@@ -21,22 +21,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.box import Box, flat
+from tightrope.box import BallBox, Box, flat
 from tightrope.deadline import check_time
+from tightrope.domains.balls import fall, lowest_point
 from tightrope.domains.linear import spread
 from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.pools import max_pool
 from tightrope.domains.linear.products import pull_product
 from tightrope.domains.linear.pulling import pull_function
 from tightrope.domains.linear.relaxations import RULES as LINES
-from tightrope.domains.linear.relaxations import Lines
-from tightrope.domains.rounding import growth
+from tightrope.domains.linear.relaxations import Lines, kinked
+from tightrope.domains.rounding import growth, tiny
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
-from tightrope.graph.windows import sides
+from tightrope.graph.work import fan_in
 
 Magnitudes = Mapping[int, Tensor]
 
@@ -50,7 +51,8 @@ class Form:
     """One linear function of the input per row, below the row's value on the box.
 
     `slack` is by how much rounding errors may have moved it. `passed` are the coefficients that
-    arrived at each activation's output, `largest` the most that a row had on the way.
+    arrived at each activation's output. `largest` is the most that a row had on the way, `work` the
+    most that it took to pull it through one operation.
     """
 
     coefficients: Coefficients
@@ -58,10 +60,15 @@ class Form:
     slack: Tensor
     passed: dict[int, Coefficients]
     largest: int
+    work: int = 0
 
     def minimum(self, box: Box, *, rounding: float = 0.0) -> Tensor:
-        """Return the smallest value over the box, one per row."""
+        """Return the smallest value over the box, one per row; on a ball, at most that."""
         a = self.coefficients
+        if isinstance(box, BallBox):
+            # Where one of the two is not a number, the other one still holds.
+            whole = self.minimum(Box(*box.corners), rounding=rounding)
+            return torch.fmax(whole, self._ball_minimum(box, rounding))
         if not rounding:
             center, radius = box.middle
             return a.dot(center) - a.like(a.values.abs()).dot(radius) + self.constant
@@ -72,10 +79,28 @@ class Form:
         loose = self.slack + growth(a.values[0].numel() + 4, rounding) * size
         return below + above + self.constant - loose - torch.finfo(size.dtype).tiny
 
+    def _ball_minimum(self, box: BallBox, rounding: float) -> Tensor:
+        """Return a lower bound over the ball, one per row."""
+        a = self.coefficients
+        seen = (a.take(t) for t in (box.point, *box.corners))
+        falls = fall(box, a.values, *seen)
+        value = a.dot(box.point) - falls + self.constant
+        if not rounding:
+            return value
+        size = a.like(a.values.abs()).dot(box.point.abs()) + falls
+        size = size + self.constant.abs() + self.slack
+        loose = self.slack + growth(a.values[0].numel() + 8, rounding) * size
+        return value - loose - torch.finfo(size.dtype).tiny
+
     def minimizer(self, box: Box) -> Tensor:
         """Return where in the box that is, one point per row (dense coefficients only)."""
         a = self.coefficients
-        return torch.where(a.values > 0, a.take(box.lower), a.take(box.upper))
+        corner = torch.where(a.values > 0, a.take(box.lower), a.take(box.upper))
+        if not isinstance(box, BallBox):
+            return corner
+        inside = lowest_point(box, a.values, *(a.take(t) for t in (box.point, *box.corners)))
+        by_ball = self._ball_minimum(box, 0.0) > self.minimum(Box(*box.corners))
+        return torch.where(by_ball.view(-1, *(1 for _ in corner.shape[1:])), inside, corner)
 
 
 # Pulls coefficients of an activation's output back to its input.
@@ -102,6 +127,13 @@ class Pass:
         if self.rounding:
             size = a.like(a.values.abs()).dot(values.abs())
             self.lose(size, growth(a.values[0].numel(), self.rounding))
+
+    def add_alike(self, a: Coefficients, values: Tensor) -> None:
+        """Add `a . values` to the bound, products that all have the same sign."""
+        number = a.dot(values)
+        self.add_number(number)
+        if self.rounding:
+            self.lose(number.abs(), growth(a.values[0].numel(), self.rounding))
 
     def add_number(self, number: Tensor) -> None:
         """Add one number per row to the bound; large parts of it may cancel later on."""
@@ -145,14 +177,14 @@ def backward(
     rule = activation or pull_activation
     state = Pass(graph, lines, boxes or {}, magnitudes, rounding, zero, zero, rule)
     arrived: dict[int, Coefficients] = {target: rows}
-    largest = 0
+    largest, work = 0, 0
     for i in range(target, 0, -1):
         if i not in arrived:
             continue
         check_time()
         a = arrived.pop(i)
-        largest = max(largest, a.values.shape[1:].numel())
-        node = graph.nodes[i]
+        node, each = graph.nodes[i], a.values.shape[1:].numel()
+        largest, work = max(largest, each), max(work, each * fan_in(node.op))
         pulled = RULES[type(node.op)](node.op, a, i, state)
         for j, b in zip(node.inputs, pulled, strict=True):
             if b is None:
@@ -171,7 +203,7 @@ def backward(
     if rounding and magnitudes is not None:
         slack = slack + _underflow(rows, magnitudes, target)
     largest = max(largest, arrived[0].values.shape[1:].numel())
-    return Form(arrived[0], state.constant, slack, state.passed, largest)
+    return Form(arrived[0], state.constant, slack, state.passed, largest, work)
 
 
 def _underflow(rows: Coefficients, magnitudes: Magnitudes, target: int) -> Tensor:
@@ -209,6 +241,10 @@ def _batch_norm(op: ops.BatchNorm, a: Coefficients, i: int, state: Pass) -> tupl
     factor, offset = (t.view(channels).expand(1, *shape) for t in batchnorm_map(op))
     state.add(a, offset)
     state.charge(a, i, 16)
+    if state.magnitudes is not None:
+        # The factor itself may underflow, and it meets the mean and whatever comes in.
+        met = 1 + state.magnitudes[state.graph.nodes[i].inputs[0]] + op.mean.abs().view(channels)
+        state.lose(a.like(a.values.abs()).dot(met), tiny(met))
     return (a.like(a.values * a.take(factor)),)
 
 
@@ -290,60 +326,22 @@ def pull_activation(
     `slopes` replaces lower slopes through the origin, per row, where neurons are unstable.
     """
     state.passed[i] = a
-    line = state.lines[i]
+    line, before = state.lines[i], state.graph.nodes[i].inputs[0]
     lower_slope = a.take(line.lower_slope)
     if slopes and i in slopes:
         free = a.take(line.upper_intercept > 0)  # unstable: the chord does not go through zero
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
         lower_slope = torch.where(free, slopes[i].clamp(left, 1.0), lower_slope)
     values = a.values * torch.where(a.values >= 0, lower_slope, a.take(line.upper_slope))
-    state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
-    state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
+    if kinked(op):  # the lower line goes through zero, the upper one's intercept is not negative
+        state.add_alike(a.like(a.values.clamp(max=0)), line.upper_intercept)
+    else:
+        state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
+        state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
     if state.magnitudes is not None:
-        before = state.magnitudes[state.graph.nodes[i].inputs[0]]
-        state.lose(a.like(values.abs()).dot(before), 4 * state.rounding)
+        sizes = state.magnitudes[before]
+        state.lose(a.like(values.abs()).dot(sizes), 4 * state.rounding)
     return a.like(values)
-
-
-def _max_pool(op: ops.MaxPool, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
-    """Max pool: below by the input with the largest lower bound, above by the largest upper one.
-
-    Where that input's lower bound is at least the others' upper bounds, it is the maximum.
-    """
-    a = a.dense()
-    before = state.graph.nodes[i].inputs[0]
-    lower, upper = state.boxes[before].corners
-    peak = POINT_RULES[ops.MaxPool](op, upper)
-    arguments = (op.kernel, op.stride, op.padding, op.dilation, op.ceil_mode)
-    best, index = F.max_pool2d(lower, *arguments, return_indices=True)
-    others = _others(op, upper, index)
-    wins = best >= others
-    through = torch.where((a.values >= 0) | a.take(wins), a.values, 0.0)
-    flat = a.values.new_zeros(len(a.values), *state.graph.nodes[before].shape).flatten(2)
-    places = a.take(index).flatten(2).expand(len(a.values), -1, -1)
-    flat.scatter_add_(2, places, through.flatten(2))
-    state.add(a.like(a.values.clamp(max=0)), torch.where(wins, 0.0, peak))
-    state.charge(a, i, op.kernel[0] * op.kernel[1])
-    return (a.like(flat.view(len(a.values), *state.graph.nodes[before].shape)),)
-
-
-def _others(op: ops.MaxPool, upper: Tensor, index: Tensor) -> Tensor:
-    """Return the largest upper bound in each window, apart from the input at `index`."""
-    height, width = upper.shape[2:]
-    places = torch.arange(height * width, dtype=upper.dtype, device=upper.device)
-    # Windows begin inside: room for the rest of one at the far edges lets them stick out.
-    down, across = sides(op, upper.shape)
-    padding = (across.before, across.span - 1, down.before, down.span - 1)
-    values = F.pad(upper, padding, value=-torch.inf)
-    numbers = F.pad(places.view(1, 1, height, width), padding, value=-1.0)
-    best = torch.full_like(index, 0, dtype=upper.dtype).fill_(-torch.inf)
-    rows, columns = index.shape[2:]
-    for di in range(down.kernel):
-        for dj in range(across.kernel):
-            cut = (..., down.tap(di, rows), across.tap(dj, columns))
-            other = numbers[cut].expand_as(index) != index
-            best = torch.where(other, torch.maximum(best, values[cut]), best)
-    return best
 
 
 def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[None, ...]:
@@ -370,7 +368,7 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients | None, ...]]] = {
     ops.Shift: _shift,
     ops.Scale: _scale,
     ops.AvgPool: _affine,
-    ops.MaxPool: _max_pool,
+    ops.MaxPool: max_pool,
     ops.Reshape: _reshape,
     ops.Permute: _permute,
     ops.Pad: _affine,

@@ -133,8 +133,11 @@ def _batch_norm(op: ops.BatchNorm, shapes: list[Shape], shape: Shape, x: Express
     size = np.abs(numbers(op.mean) * factor)
     if op.bias is not None:
         size = size + np.abs(numbers(op.bias))
-    factor, offset, size = (np.repeat(a, math.prod(shape[1:])) for a in (factor, offset, size))
-    return transform(x, _diagonal(factor), offset, size)
+    parts = (factor, offset, size, np.abs(numbers(op.mean)))
+    factor, offset, size, mean = (np.repeat(a, math.prod(shape[1:])) for a in parts)
+    found = transform(x, _diagonal(factor), offset, size)
+    # The factor itself may underflow, and it meets the mean and whatever comes in.
+    return replace(found, error=found.error + TINY * (x.magnitude + mean))
 
 
 def _diagonal(values: Array) -> Array:

@@ -20,6 +20,7 @@ from torch import Tensor
 from tightrope.graph import Graph, Node, evaluate, ops
 from tightrope.graph.graph import prune
 from tightrope.graph.values import refuse
+from tightrope.graph.work import fan_in
 from tightrope.nets.messages import one_line, short
 from tightrope.nets.onnx.dimensions import Shape, Sizes, broadcast, check_rank
 
@@ -154,7 +155,7 @@ class Builder:
         shapes = [self.nodes[i].shape for i in inputs]
         shape = _shape_of(op, shapes, self.dtype)
         self.sizes.hold_value(shape, f"the result of {short(self.name)}")
-        self.sizes.multiply(_products(op, shape), short(self.name))
+        self.sizes.multiply(math.prod(shape) * fan_in(op), short(self.name))
         self.nodes.append(Node(self.name, op, inputs, shape))
         return len(self.nodes) - 1
 
@@ -182,7 +183,9 @@ class Builder:
             refuse(not np.array_equal(floats.astype(array.dtype), array), "very large integers")
             array = floats
         tensor = torch.from_numpy(np.array(array, order="C"))
-        refuse(not bool(torch.isfinite(tensor).all()), "infinite or NaN constants")
+        # A sum of numbers is a number, or overflows: then they are looked at one by one.
+        finite = tensor.numel() == 0 or bool(torch.isfinite(tensor.sum()))
+        refuse(not (finite or bool(torch.isfinite(tensor).all())), "infinite or NaN constants")
         refuse(tensor.dtype != self.dtype, f"constants of type {array.dtype}")
         return tensor
 
@@ -227,19 +230,6 @@ def _shape_of(op: ops.Op, shapes: Sequence[Shape], dtype: torch.dtype) -> Shape:
     except (RuntimeError, IndexError) as error:
         raise NotImplementedError(one_line(error)) from None
     return tuple(result.shape[1:])
-
-
-def _products(op: ops.Op, after: Shape) -> int:
-    """Return how many numbers are multiplied, or looked at."""
-    if isinstance(op, ops.Linear):
-        return math.prod(after) * op.weight.shape[1]
-    if isinstance(op, ops.Conv2d):
-        return math.prod(after) * op.weight[0].numel()
-    if isinstance(op, ops.ConvTranspose2d):
-        return math.prod(after) * evaluate.transposed_terms(op)
-    if isinstance(op, ops.AvgPool | ops.MaxPool):
-        return math.prod(after) * math.prod(op.kernel)
-    return math.prod(after)
 
 
 def fuse_biases(graph: Graph, held: Held) -> tuple[Graph, Held]:

@@ -99,8 +99,10 @@ def _from_model(model: Any, deadline: Deadline) -> OnnxNetwork:
     steps = convert(model, accepted, builder, deadline)
     graph = fuse_biases(*steps)
     strip(model, accepted.nodes)
+    deadline.check()
     running = session(model, double=dtype == torch.float64)
     reference = Network(running, inputs, dtype)
+    deadline.check()
     checker = Checker(model, steps, graph, sizes, reference)
     # Where there are several inputs or outputs, samples are run one by one.
     free = len(inputs) == len(accepted.outputs) == 1 and accepted.inputs[0].shape[0] is None
