@@ -100,8 +100,7 @@ def relax(
             bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
         if i not in found.lines:
             reading = [graph.nodes[j].op for j in readers[i]]
-            if not _worthwhile(found, effort, mixed[i]):  # but jumps are decided by signs alone
-                reading = [op for op in reading if isinstance(op, JUMPS) and found.lines]
+            reading = [op for op in reading if _worthwhile(found, effort, mixed[i], op)]
             needs = _needed(bounds, reading)
             # What has no rule has no better bounds than its box.
             if needs is not None and not _many(node) and not _by_intervals(node.op):
@@ -118,11 +117,13 @@ def relax(
     return found
 
 
-def _worthwhile(found: Relaxation, effort: Effort, mixed: int) -> bool:
-    """Return whether linear bounds of a node can be tighter than intervals."""
+def _worthwhile(found: Relaxation, effort: Effort, mixed: int, reader: ops.Op) -> bool:
+    """Return whether linear bounds of a node that `reader` reads can be tighter than intervals."""
     if isinstance(found.box, BallBox) and not found.lines:
         return mixed > 0  # intervals know nothing of the ball, with CROWN-IBP either
-    return effort.iterations is not None and (bool(found.lines) or mixed > 1)
+    # What has jumps is bounded by nothing else.
+    wanted = effort.iterations is not None or isinstance(reader, JUMPS)
+    return wanted and (bool(found.lines) or mixed > 1)
 
 
 def _mixed(graph: Graph) -> list[int]:
