@@ -53,7 +53,7 @@ class InParallel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         a, _ = self.memory(x)
-        return self.act(x) + a + self.head(x) + F.rrelu(x) + torch.cumsum(x, 1) + x.exp()
+        return self.act(x) + a + self.head(x) + F.rrelu(x) + torch.cumsum(x, 1) + x.lgamma()
 
 
 class InARow(nn.Module):
@@ -67,7 +67,7 @@ class InARow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x, _ = self.memory(self.act(x))
-        x = F.rrelu(F.relu(x).exp())
+        x = F.rrelu(F.relu(x).lgamma())
         return self.head(torch.cumsum(x, 1))
 
 
@@ -80,7 +80,7 @@ def test_all_unsupported_parts_are_listed_at_once(module: nn.Module) -> None:
         "layer 'head.1' (RReLU)",
         "operation 'rrelu'",
         "operation 'cumsum'",
-        "operation 'exp'",
+        "operation 'lgamma'",
     ):
         assert message.count(part) == 1, part
     problems, supported = message.split("Supported layers:")
