@@ -47,13 +47,13 @@ class InParallel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.act = nn.GELU()
+        self.act = nn.RReLU()
         self.memory = nn.LSTM(4, 4)
-        self.head = nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=1))
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.RReLU())
 
     def forward(self, x: Tensor) -> Tensor:
         a, _ = self.memory(x)
-        return self.act(x) + a + self.head(x) + F.elu(x) + torch.cumsum(x, 1) + x.exp()
+        return self.act(x) + a + self.head(x) + F.rrelu(x) + torch.cumsum(x, 1) + x.lgamma()
 
 
 class InARow(nn.Module):
@@ -61,13 +61,13 @@ class InARow(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.act = nn.GELU()
+        self.act = nn.RReLU()
         self.memory = nn.LSTM(4, 4)
-        self.head = nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=1))
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.RReLU())
 
     def forward(self, x: Tensor) -> Tensor:
         x, _ = self.memory(self.act(x))
-        x = F.elu(F.relu(x).exp())
+        x = F.rrelu(F.relu(x).lgamma())
         return self.head(torch.cumsum(x, 1))
 
 
@@ -75,18 +75,18 @@ class InARow(nn.Module):
 def test_all_unsupported_parts_are_listed_at_once(module: nn.Module) -> None:
     message = refusal(module, (4,))
     for part in (
-        "layer 'act' (GELU)",
+        "layer 'act' (RReLU)",
         "layer 'memory' (LSTM)",
-        "layer 'head.1' (Softmax)",
-        "operation 'elu'",
+        "layer 'head.1' (RReLU)",
+        "operation 'rrelu'",
         "operation 'cumsum'",
-        "operation 'exp'",
+        "operation 'lgamma'",
     ):
         assert message.count(part) == 1, part
     problems, supported = message.split("Supported layers:")
     for fine in ("add", "getitem", "relu", "head.0"):
         assert f"'{fine}'" not in problems, "a part that is fine by itself is not listed"
-    assert "Conv2d" in supported and "GELU" not in supported
+    assert "Conv2d" in supported and "RReLU" not in supported
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,6 @@ REFUSED: dict[str, tuple[Callable[..., object], tuple[int, ...], str]] = {
     "first sample": (lambda s, x: x[0], (4,), "batch"),
     "first samples": (lambda s, x: x[:2], (4,), "batch"),
     # arithmetic
-    "product": (lambda s, x: x * x, (4,), "product"),
-    "quotient": (lambda s, x: 1 / x, (4,), "division"),
     "division by zero": (lambda s, x: x / 0, (4,), "division by zero"),
     "sum that broadcasts": (lambda s, x: x + x.flatten(1), (1, 4), "(1, 4) and (4,)"),
     "constant that broadcasts the sample": (

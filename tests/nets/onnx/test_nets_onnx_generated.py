@@ -48,7 +48,8 @@ def compare(made: RandomModel, network: OnnxNetwork) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, *network.input_shape, dtype=torch.float64, generator=generator)
     run = evaluator(made.model()).run
-    points = [sample.reshape(network.reference.shape).numpy() for sample in x]
+    (shape,) = network.reference.inputs.values()
+    points = [sample.reshape(shape).numpy() for sample in x]
     with np.errstate(over="ignore", invalid="ignore"):  # in branches that are not taken
         outputs = [np.asarray(run(None, {"x": point})[0]).reshape(-1) for point in points]
     expected = torch.from_numpy(np.stack(outputs))

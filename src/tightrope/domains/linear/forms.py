@@ -240,5 +240,6 @@ RULES: dict[type[ops.Op], Callable[[Any, list[Form], float], Form]] = {
     ops.Permute: _rearranged,
     ops.Pad: _rearranged,
     ops.Slice: _rearranged,
+    ops.Take: _rearranged,
     ops.Concat: _rearranged,
 }

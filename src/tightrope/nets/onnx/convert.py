@@ -62,8 +62,9 @@ class _Conversion:
             result = _UNSUPPORTED
         # Of an operator with one result of ours, others in the file are not computed.
         several = result if isinstance(result, list) else [result]
-        kind = self._kind(node)
-        several = [replace(r, kind=kind) if isinstance(r, Value) else r for r in several]
+        if all(isinstance(found, Value) for found in several):
+            kind = self._kind(node)
+            several = [replace(r, kind=kind) if isinstance(r, Value) else r for r in several]
         for name, found in zip(node.output, several, strict=False):
             self.results[name] = found
             if isinstance(found, Value) and name:

@@ -123,12 +123,15 @@ class Network:
         except RuntimeError as error:
             raise UserError(f"onnxruntime cannot run the network: {one_line(error)}") from error
         rows = len(x) if batched else 1
-        results = [
-            np.concatenate(
-                [part.reshape(rows, -1) for part in compute(self.session, None, feed)], 1
-            )
-            for feed in given
-        ]
+        try:
+            results = [
+                np.concatenate([p.reshape(rows, -1) for p in compute(self.session, None, feed)], 1)
+                for feed in given
+            ]
+        except UserError:
+            raise
+        except ValueError as error:  # not as many outputs as samples
+            raise UserError(f"onnxruntime does not run samples together: {error}") from error
         return torch.cat([as_floats(result, self.dtype) for result in results])
 
     def _batch(self, x: Tensor) -> dict[str, Array]:
