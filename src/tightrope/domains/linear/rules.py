@@ -29,7 +29,8 @@ from tightrope.deadline import check_time
 from tightrope.domains.balls import fall, lowest_point
 from tightrope.domains.linear import spread
 from tightrope.domains.linear.coefficients import Coefficients
-from tightrope.domains.linear.products import pull_product
+from tightrope.domains.linear.pooling import largest_others
+from tightrope.domains.linear.products import pull_differences, pull_product
 from tightrope.domains.linear.pulling import pull_function
 from tightrope.domains.linear.relaxations import RULES as LINES
 from tightrope.domains.linear.relaxations import Lines, kinked
@@ -37,7 +38,6 @@ from tightrope.domains.rounding import growth, tiny
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
-from tightrope.graph.windows import sides
 from tightrope.graph.work import fan_in
 
 Magnitudes = Mapping[int, Tensor]
@@ -291,12 +291,6 @@ def _affine(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficie
     return tuple(dense.like(g) for g in gradients)
 
 
-def _differences(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
-    a = a.dense()
-    state.charge(a, i, 2 * a.values.shape[-1])
-    return (a.like(a.values.sum(-2) - a.values.sum(-1)),)
-
-
 def _add(op: ops.Add, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     return a, a
 
@@ -354,7 +348,7 @@ def _max_pool(op: ops.MaxPool, a: Coefficients, i: int, state: Pass) -> tuple[Co
     peak = POINT_RULES[ops.MaxPool](op, upper)
     arguments = (op.kernel, op.stride, op.padding, op.dilation, op.ceil_mode)
     best, index = F.max_pool2d(lower, *arguments, return_indices=True)
-    others = _others(op, upper, index)
+    others = largest_others(op, upper, index)
     wins = best >= others
     through = torch.where((a.values >= 0) | a.take(wins), a.values, 0.0)
     flat = a.values.new_zeros(len(a.values), *state.graph.nodes[before].shape).flatten(2)
@@ -363,25 +357,6 @@ def _max_pool(op: ops.MaxPool, a: Coefficients, i: int, state: Pass) -> tuple[Co
     state.add(a.like(a.values.clamp(max=0)), torch.where(wins, 0.0, peak))
     state.charge(a, i, op.kernel[0] * op.kernel[1])
     return (a.like(flat.view(len(a.values), *state.graph.nodes[before].shape)),)
-
-
-def _others(op: ops.MaxPool, upper: Tensor, index: Tensor) -> Tensor:
-    """Return the largest upper bound in each window, apart from the input at `index`."""
-    height, width = upper.shape[2:]
-    places = torch.arange(height * width, dtype=upper.dtype, device=upper.device)
-    # Windows begin inside: room for the rest of one at the far edges lets them stick out.
-    down, across = sides(op, upper.shape)
-    padding = (across.before, across.span - 1, down.before, down.span - 1)
-    values = F.pad(upper, padding, value=-torch.inf)
-    numbers = F.pad(places.view(1, 1, height, width), padding, value=-1.0)
-    best = torch.full_like(index, 0, dtype=upper.dtype).fill_(-torch.inf)
-    rows, columns = index.shape[2:]
-    for di in range(down.kernel):
-        for dj in range(across.kernel):
-            cut = (..., down.tap(di, rows), across.tap(dj, columns))
-            other = numbers[cut].expand_as(index) != index
-            best = torch.where(other, torch.maximum(best, values[cut]), best)
-    return best
 
 
 def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
@@ -419,8 +394,7 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.Sigmoid: _activation,
     ops.Tanh: _activation,
     ops.Function: pull_function,
-    ops.Mul: pull_product,
-    ops.MatMul: pull_product,
-    ops.Differences: _differences,
+    **dict.fromkeys((ops.Mul, ops.MatMul), pull_product),
+    ops.Differences: pull_differences,
     **dict.fromkeys(BY_INTERVALS, by_intervals),
 }
