@@ -22,7 +22,7 @@ from tightrope.graph.halves import share_halves
 from tightrope.graph.lowering import lowered
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.nets.onnx.importing import OnnxNetwork
-from tightrope.precision import ROUNDING, full_precision
+from tightrope.precision import ROUNDING, provable
 from tightrope.radius import Radius
 
 METHODS = ("ibp", "zonotope", "crown-ibp", "crown", "alpha")
@@ -68,7 +68,7 @@ def bounds(
     if not len(box.lower):  # as with any function of a batch, nothing of nothing
         nothing = box.lower.new_empty(0, *graph.output_shape)
         return Box(nothing, nothing.clone())
-    with torch.no_grad(), full_precision():
+    with torch.no_grad(), provable():
         if method == "ibp":
             return interval.bounds(graph, box, rounding=ROUNDING)[0]
         if method == "zonotope":

@@ -18,7 +18,7 @@ from tightrope.certification.specs import Spec
 from tightrope.certification.subjects import Subject
 from tightrope.domains import interval
 from tightrope.errors import UserError, shorten
-from tightrope.precision import ROUNDING, full_precision
+from tightrope.precision import ROUNDING, provable
 
 
 class Question(Protocol):
@@ -84,7 +84,7 @@ class SpecHolds:
 
         left = failure
         if not bool(failure.rows.strict.all()):  # a range that ends where the outputs do
-            with torch.no_grad(), full_precision():
+            with torch.no_grad(), provable():
                 output, _ = interval.bounds(subject.exact, region.outer, rounding=ROUNDING)
             left = failure.without(failure.rows.proved_by(output))
         if not left.groups:

@@ -96,11 +96,16 @@ class Subject:
         """How many numbers are computed for one input."""
         return sum(math.prod(node.shape) for node in self.graph.nodes)
 
+    @cached_property
+    def work(self) -> int:
+        """How many numbers are multiplied for one input."""
+        return products(self.graph.nodes)
+
     @property
     def points_at_once(self) -> int:
         """How many points an attack may look at, with gradients, between two looks at the clock."""
         memory, each = fitting(ATTACK), COPIES * self.neurons
-        return rows_at_once(memory, each * 4, PASSES * products(self.graph.nodes))
+        return rows_at_once(memory, each * 4, PASSES * self.work)
 
     @cached_property
     def finite(self) -> bool:

@@ -48,7 +48,7 @@ from tightrope.graph import Graph
 from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
 from tightrope.nets.onnx.check import evenly
 from tightrope.nets.onnx.importing import OnnxNetwork
-from tightrope.precision import full_precision
+from tightrope.precision import provable
 from tightrope.radius import Radius
 from tightrope.runs.examination import check_seed, proving_device
 
@@ -72,6 +72,7 @@ def verify(
     timeout: float = 60.0,
     split: str = "auto",
     branching: str = "intercept",
+    cuts: str = "auto",
     seed: int = 0,
 ) -> Answer:
     """Decide whether a class wins, or a spec holds, at all inputs of a set.
@@ -84,11 +85,12 @@ def verify(
     `network` is a module, a graph or the path of an ONNX file. `x` and the corners are inputs
     without a batch dimension, `x` in the network's own precision. The result says `verified`,
     `falsified` (with a counterexample) or `unknown` (with a reason). `split` says what a search
-    takes apart (auto, input, relu), `branching` by which rule it chooses neurons.
+    takes apart (auto, input, relu), `branching` by which rule it chooses neurons, `cuts` whether
+    it uses multi-neuron constraints (auto, off, on).
     """
     check_timeout(timeout)
     check_seed(seed)
-    choices = check_choices(split, branching)
+    choices, deadline = check_choices(split, branching, cuts), Deadline.after(timeout)
     wanted = check_question(x, eps, box, label, spec)
     asked = around(x, eps, domain, norm) if box is None else corners(box)  # type: ignore[arg-type]
     network = check_network(network)
@@ -100,7 +102,8 @@ def verify(
             return problem
         if found is not None and problem.fails(found):
             return dataclasses.replace(falsified(found), stage="natural", note=region.note())
-        answer = solve(subject, problem, timeout=timeout, seed=seed, choices=choices)
+        left = max(deadline.left, 0.0)  # what tracing and checking have left
+        answer = solve(subject, problem, timeout=left, seed=seed, choices=choices)
         return dataclasses.replace(answer, note=region.note())
 
 
@@ -156,6 +159,7 @@ def verify_file(
     timeout: float = 60.0,
     split: str = "auto",
     branching: str = "intercept",
+    cuts: str = "auto",
     seed: int = 0,
     device: str = "cpu",
 ) -> Answer:
@@ -163,10 +167,11 @@ def verify_file(
 
     A file that describes several input boxes has a counterexample if one of them has. Where it
     declares several networks, `onnx` has the file of each by name. `split` says what a search takes
-    apart (auto, input, relu), `branching` by which rule it chooses neurons, `device` where bounds
-    and attacks are computed (cpu, cuda, auto).
+    apart (auto, input, relu), `branching` by which rule it chooses neurons, `cuts` whether it uses
+    multi-neuron constraints (auto, off, on), `device` where bounds and attacks are computed (cpu,
+    cuda, auto).
     """
-    choices = check_choices(split, branching)
+    choices = check_choices(split, branching, cuts)
     return verify_and_tell(
         onnx, vnnlib, timeout=timeout, seed=seed, choices=choices, device=device
     )[0]
@@ -221,18 +226,10 @@ def _decide_cases(
     choices: Choices,
 ) -> tuple[Answer, Case | None]:
     """Decide each input box; the first counterexample ends it. What is proved holds for all."""
-    if choices.split != "relu":
-        together = _decide_together(subject, network, specification.cases, deadline, seed)
-        if together is not None:
-            return together
     subproblems, bound = 0, math.inf
     opened: Answer | None = None
     found = Answer(Verdict.VERIFIED, "empty")
-    for case in specification.cases:
-        if deadline.left <= 0:
-            opened = dataclasses.replace(undecided(Cause.TIME, NO_TIME), stage="input")
-            break
-        found = _decide_case(subject, network, case, deadline.left, seed, choices)
+    for found, case in _answers(subject, network, specification.cases, deadline, seed, choices):
         subproblems += found.subproblems
         if found.verdict is Verdict.FALSIFIED:
             return dataclasses.replace(found, subproblems=subproblems), case
@@ -242,6 +239,32 @@ def _decide_cases(
     known = bound if math.isfinite(bound) and opened is None else None
     answer = found if opened is None else opened
     return dataclasses.replace(answer, bound=known, subproblems=subproblems), None
+
+
+def _answers(
+    subject: Subject,
+    network: Joined,
+    cases: Sequence[Case],
+    deadline: Deadline,
+    seed: int,
+    choices: Choices,
+) -> Iterator[tuple[Answer, Case | None]]:
+    """Yield the answer of each input box, or of many that ask the same but for numbers."""
+    parts: dict[object, list[Case]] = {}
+    for case in cases:
+        asked = tuple(tuple(row.factors for row in c.rows) for c in case.unsafe)
+        parts.setdefault(asked, []).append(case)
+    for part in parts.values():
+        if choices.split != "relu":
+            together = _decide_together(subject, network, part, deadline, seed)
+            if together is not None:
+                yield together
+                continue
+        for case in part:
+            if deadline.left <= 0:
+                yield dataclasses.replace(undecided(Cause.TIME, NO_TIME), stage="input"), None
+                return
+            yield _decide_case(subject, network, case, deadline.left, seed, choices), case
 
 
 def _note(specification: Specification, dtype: torch.dtype) -> str:
@@ -272,7 +295,7 @@ def _decide_together(
         return None
     started = time.monotonic()
     try:
-        with until(deadline), torch.random.fork_rng(), full_precision():
+        with until(deadline), torch.random.fork_rng(), provable():
             torch.manual_seed(seed)
             problems = [_problem(subject, network, case) for case in cases]
             sound = [problem for problem in problems if problem is not None]

@@ -24,13 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.box import BallBox, Box, flat
+from tightrope.box import Box, flat
 from tightrope.deadline import check_time
-from tightrope.domains.balls import fall, lowest_point
 from tightrope.domains.linear import spread
 from tightrope.domains.linear.coefficients import Coefficients
-from tightrope.domains.linear.pooling import largest_others
 from tightrope.domains.linear.products import pull_differences, pull_product
+from tightrope.domains.linear.pulled import Form
 from tightrope.domains.linear.pulling import pull_function
 from tightrope.domains.linear.relaxations import RULES as LINES
 from tightrope.domains.linear.relaxations import Lines, kinked
@@ -45,63 +44,6 @@ Magnitudes = Mapping[int, Tensor]
 ACTIVATIONS = tuple(LINES)
 # Their rules read the boxes of their inputs.
 BOXED = (ops.MaxPool, ops.Mul, ops.MatMul)
-
-
-@dataclass(frozen=True)
-class Form:
-    """One linear function of the input per row, below the row's value on the box.
-
-    `slack` is by how much rounding errors may have moved it. `passed` are the coefficients that
-    arrived at each activation's output. `largest` is the most that a row had on the way, `work` the
-    most that it took to pull it through one operation.
-    """
-
-    coefficients: Coefficients
-    constant: Tensor
-    slack: Tensor
-    passed: dict[int, Coefficients]
-    largest: int
-    work: int = 0
-
-    def minimum(self, box: Box, *, rounding: float = 0.0) -> Tensor:
-        """Return the smallest value over the box, one per row; on a ball, at most that."""
-        a = self.coefficients
-        if isinstance(box, BallBox):
-            # Where one of the two is not a number, the other one still holds.
-            whole = self.minimum(Box(*box.corners), rounding=rounding)
-            return torch.fmax(whole, self._ball_minimum(box, rounding))
-        if not rounding:
-            center, radius = box.middle
-            return a.dot(center) - a.like(a.values.abs()).dot(radius) + self.constant
-        below = a.like(a.values.clamp(min=0)).dot(box.lower)
-        above = a.like(a.values.clamp(max=0)).dot(box.upper)
-        size = a.like(a.values.abs()).dot(torch.maximum(box.lower.abs(), box.upper.abs()))
-        size = size + self.constant.abs() + self.slack
-        loose = self.slack + growth(a.values[0].numel() + 4, rounding) * size
-        return below + above + self.constant - loose - torch.finfo(size.dtype).tiny
-
-    def _ball_minimum(self, box: BallBox, rounding: float) -> Tensor:
-        """Return a lower bound over the ball, one per row."""
-        a = self.coefficients
-        seen = (a.take(t) for t in (box.point, *box.corners))
-        falls = fall(box, a.values, *seen)
-        value = a.dot(box.point) - falls + self.constant
-        if not rounding:
-            return value
-        size = a.like(a.values.abs()).dot(box.point.abs()) + falls
-        size = size + self.constant.abs() + self.slack
-        loose = self.slack + growth(a.values[0].numel() + 8, rounding) * size
-        return value - loose - torch.finfo(size.dtype).tiny
-
-    def minimizer(self, box: Box) -> Tensor:
-        """Return where in the box that is, one point per row (dense coefficients only)."""
-        a = self.coefficients
-        corner = torch.where(a.values > 0, a.take(box.lower), a.take(box.upper))
-        if not isinstance(box, BallBox):
-            return corner
-        inside = lowest_point(box, a.values, *(a.take(t) for t in (box.point, *box.corners)))
-        by_ball = self._ball_minimum(box, 0.0) > self.minimum(Box(*box.corners))
-        return torch.where(by_ball.view(-1, *(1 for _ in corner.shape[1:])), inside, corner)
 
 
 # Pulls coefficients of an activation's output back to its input.
@@ -188,6 +130,8 @@ def backward(
         largest, work = max(largest, each), max(work, each * fan_in(node.op))
         pulled = RULES[type(node.op)](node.op, a, i, state)
         for j, b in zip(node.inputs, pulled, strict=True):
+            if b is None:
+                continue
             if j not in arrived:
                 arrived[j] = b
                 continue
@@ -348,7 +292,7 @@ def _max_pool(op: ops.MaxPool, a: Coefficients, i: int, state: Pass) -> tuple[Co
     peak = POINT_RULES[ops.MaxPool](op, upper)
     arguments = (op.kernel, op.stride, op.padding, op.dilation, op.ceil_mode)
     best, index = F.max_pool2d(lower, *arguments, return_indices=True)
-    others = largest_others(op, upper, index)
+    others = _others(op, upper, index)
     wins = best >= others
     through = torch.where((a.values >= 0) | a.take(wins), a.values, 0.0)
     flat = a.values.new_zeros(len(a.values), *state.graph.nodes[before].shape).flatten(2)
@@ -359,20 +303,42 @@ def _max_pool(op: ops.MaxPool, a: Coefficients, i: int, state: Pass) -> tuple[Co
     return (a.like(flat.view(len(a.values), *state.graph.nodes[before].shape)),)
 
 
-def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
-    """An operation without a rule of its own: constant bounds, whatever its inputs are."""
+def _others(op: ops.MaxPool, upper: Tensor, index: Tensor) -> Tensor:
+    """Return the largest upper bound in each window, apart from the input at `index`."""
+    height, width = upper.shape[2:]
+    places = torch.arange(height * width, dtype=upper.dtype, device=upper.device)
+    # Windows begin inside: room for the rest of one at the far edges lets them stick out.
+    down, across = sides(op, upper.shape)
+    padding = (across.before, across.span - 1, down.before, down.span - 1)
+    values = F.pad(upper, padding, value=-torch.inf)
+    numbers = F.pad(places.view(1, 1, height, width), padding, value=-1.0)
+    best = torch.full_like(index, 0, dtype=upper.dtype).fill_(-torch.inf)
+    rows, columns = index.shape[2:]
+    for di in range(down.kernel):
+        for dj in range(across.kernel):
+            cut = (..., down.tap(di, rows), across.tap(dj, columns))
+            other = numbers[cut].expand_as(index) != index
+            best = torch.where(other, torch.maximum(best, values[cut]), best)
+    return best
+
+
+def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[None, ...]:
+    """An operation without a rule of its own: constant bounds, whatever its inputs are.
+
+    Nothing is left of the coefficients, so that nothing is pulled through what lies before.
+    """
     lower, upper = state.boxes[i].corners
     state.add(a.like(a.values.clamp(min=0)), lower)
     state.add(a.like(a.values.clamp(max=0)), upper)
-    nodes = state.graph.nodes
-    blank = (a.values.new_zeros(len(a.values), *nodes[j].shape) for j in nodes[i].inputs)
-    return tuple(Coefficients(values, a.owner) for values in blank)
+    return (None,) * len(state.graph.nodes[i].inputs)
 
 
 # Operations for which `by_intervals` has to do.
-BY_INTERVALS: tuple[type[ops.Op], ...] = (ops.Softmax, ops.Standardize)
+BY_INTERVALS: tuple[type[ops.Op], ...] = (
+    *(ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax),
+)
 
-RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
+RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients | None, ...]]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv,
     ops.ConvTranspose2d: spread.conv_transpose,
