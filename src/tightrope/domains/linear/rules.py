@@ -37,6 +37,7 @@ from tightrope.domains.rounding import growth, tiny
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
+from tightrope.graph.windows import sides
 from tightrope.graph.work import fan_in
 
 Magnitudes = Mapping[int, Tensor]
