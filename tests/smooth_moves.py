@@ -78,6 +78,8 @@ def differences(w: Any) -> None:
     if len(w.shape) > 2:
         w.flatten()
         w.keep_small()
+    if w.shape[-1] == 1:
+        w.linear(3)
     w.append(lambda x: x.unsqueeze(-2) - x.unsqueeze(-1))
 
 

@@ -91,7 +91,9 @@ def optimize_slopes(
         if iteration == iterations:
             break
         seen = forward(relaxation, target, form, slopes)
-        ascent.step({i: form.passed[i].values.clamp(min=0) * seen[i] for i in places})
+        # What lies before an operation that is bounded by intervals is not reached.
+        reached = {i: form.passed[i].values.clamp(min=0) * seen[i] for i in places if i in seen}
+        ascent.step({i: reached.get(i, torch.zeros_like(slopes[i])) for i in places})
         if threshold is not None and (ascent.bound > threshold).any():
             for i, best in ascent.best.items():
                 kept[i][alive] = best
@@ -125,7 +127,7 @@ def forward(
     for i in sorted(before - {0}):
         node = graph.nodes[i]
         inputs = [values[j] for j in node.inputs]
-        if i not in relaxation.lines:
+        if i not in form.passed:
             if i == target:  # only an activation has a slope that depends on its input
                 break
             values[i] = POINT_RULES[type(node.op)](node.op, *inputs)

@@ -49,6 +49,13 @@ def pull_product(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Any,
     return tuple(a.like(_onto(t, shape)) for t, shape in zip(pulled, shapes, strict=True))
 
 
+def pull_differences(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Any, ...]:
+    """Pull coefficients of all differences in a row back to its numbers."""
+    a = a.dense()
+    state.charge(a, i, 2 * a.values.shape[-1])
+    return (a.like(a.values.sum(-2) - a.values.sum(-1)),)
+
+
 def _onto(values: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Add up what was repeated when a factor was broadcast."""
     repeated = [d for d, size in enumerate(shape, start=1) if values.shape[d] != size]

@@ -28,7 +28,7 @@ from tightrope.deadline import check_time
 from tightrope.domains.linear import spread
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.pools import max_pool
-from tightrope.domains.linear.products import pull_product
+from tightrope.domains.linear.products import pull_differences, pull_product
 from tightrope.domains.linear.pulled import Form
 from tightrope.domains.linear.pulling import pull_function
 from tightrope.domains.linear.relaxations import RULES as LINES
@@ -235,12 +235,6 @@ def _affine(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficie
     return tuple(dense.like(g) for g in gradients)
 
 
-def _differences(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
-    a = a.dense()
-    state.charge(a, i, 2 * a.values.shape[-1])
-    return (a.like(a.values.sum(-2) - a.values.sum(-1)),)
-
-
 def _add(op: ops.Add, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     return a, a
 
@@ -325,8 +319,7 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients | None, ...]]] = {
     ops.Sigmoid: _activation,
     ops.Tanh: _activation,
     ops.Function: pull_function,
-    ops.Mul: pull_product,
-    ops.MatMul: pull_product,
-    ops.Differences: _differences,
+    **dict.fromkeys((ops.Mul, ops.MatMul), pull_product),
+    ops.Differences: pull_differences,
     **dict.fromkeys(BY_INTERVALS, by_intervals),
 }
