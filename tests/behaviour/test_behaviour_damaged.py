@@ -312,7 +312,17 @@ def test_the_certification_of_other_weights(
     refused(commands, certified, CERTIFY, "weights", "--force")
 
 
-def test_the_certification_of_another_radius(commands: Commands, certified: Path) -> None:
-    refused(commands, certified, (*CERTIFY, "--eps", "0.2"), "eps", "--force")
+def test_the_certification_of_another_seed(commands: Commands, certified: Path) -> None:
+    refused(commands, certified, (*CERTIFY, "--seed", "2"), "seed", "--force")
+    summary = json.loads((certified / "certification.json").read_text())
+    assert summary["settings"]["seed"] == 0
+
+
+def test_another_radius_is_added(commands: Commands, certified: Path) -> None:
+    before = (certified / "certification.jsonl").read_bytes()
+    outcome = commands.run(*CERTIFY, "--eps", "0.2", cwd=certified.parent)
+    assert outcome.code == 0, outcome.err
     summary = json.loads((certified / "certification.json").read_text())
     assert summary["settings"]["eps"] == "0.01"
+    assert [point["eps"] for point in summary["curve"]] == ["0.01", "0.2"]
+    assert (certified / "certification.jsonl").read_bytes().startswith(before)

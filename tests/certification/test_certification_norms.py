@@ -18,7 +18,7 @@ from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import CROWN, relax
 from tightrope.domains.linear.pulled import Form
 from tightrope.domains.reduced.reduction import reduce
-from tightrope.domains.reduced.replay import strict_bounds
+from tightrope.domains.reduced.replay import lowest, strict_bounds
 from tightrope.domains.reduced.splits import Bounder
 from tightrope.errors import UserError
 from tightrope.precision import ROUNDING
@@ -160,6 +160,24 @@ def test_replays_on_balls_round_down(norm: int) -> None:
             reached = width if norm == 1 else width * width
             assert reached >= exact_fall(row, eps, norm)
             assert float(reached - exact_fall(row, eps, norm)) < 1e-12
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_sums_on_balls_round_down(norm: int) -> None:
+    """Rows as they are, without any slack: nothing but the last sums is rounded."""
+    torch.manual_seed(0)
+    rows = torch.randn(400, 5, dtype=torch.float64)
+    x = 1 + torch.rand(1, 5, dtype=torch.float64)
+    eps, nothing = Fraction(1, 4), torch.zeros(400, dtype=torch.float64)
+    ball = parse_ball(x, eps, None, norm).outer()
+    form = Form(Coefficients(rows, None), nothing, nothing, {}, 5)
+    for found in (form.minimum(ball, rounding=ROUNDING), lowest(ball, rows, ROUNDING)):
+        for row, low in zip(rows.tolist(), found.tolist(), strict=True):
+            exact = [Fraction(v) for v in row]
+            pairs = zip(exact, x[0].tolist(), strict=True)
+            width = sum((a * Fraction(v) for a, v in pairs), -Fraction(low))
+            assert width > 0
+            assert (width if norm == 1 else width * width) >= exact_fall(exact, eps, norm)
 
 
 # --- the ball itself ------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def _bounds(
     constant = constant + h @ neurons.constant + rise.sum(1)
     lost = lost + growth(terms, rounding) * rise.abs().sum(1)
     lower, upper = (t[0] for t in network.box.corners)
-    bound = _lowest(network.box, x, rounding)
+    bound = lowest(network.box, x, rounding)
     inputs = torch.maximum(lower.abs(), upper.abs())
     size = x.abs() @ inputs
     # Adding up the bound takes len(lower) + 4 steps; 24 - 4 are left for the sums below.
@@ -111,7 +111,7 @@ def _bounds(
     return bound + constant - (1 + 1e-9) * lost - tiny
 
 
-def _lowest(box: Box, x: Tensor, rounding: float) -> Tensor:
+def lowest(box: Box, x: Tensor, rounding: float) -> Tensor:
     """Return how low rows get on a box, computed plainly; on a ball, with room for its rounding."""
     lower, upper = (t[0] for t in box.corners)
     bound = x.clamp(min=0) @ lower + x.clamp(max=0) @ upper
