@@ -18,8 +18,8 @@ from tightrope.domains.reduced.splits import Bounder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# On the square, relu(x + y) + relu(x - y) is at most 2; each neuron for itself allows 3. Rows are an
-# eighth of that: steps of multipliers are small. The third neuron has nothing to do with them.
+# On the square, relu(x + y) + relu(x - y) is at most 2; each neuron for itself allows 3. Rows are
+# an eighth of that: steps of multipliers are small. The third neuron has nothing to do with them.
 LAYER = [
     Neuron([1.0, 1.0], lower=-2.0, upper=2.0),
     Neuron([1.0, -1.0], lower=-2.0, upper=2.0),
