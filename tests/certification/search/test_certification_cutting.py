@@ -94,11 +94,11 @@ def test_a_layer_without_pairs_has_no_constraints() -> None:
 
 
 def test_multipliers_of_constraints_do_not_hide_a_neuron() -> None:
-    """The first neuron costs the bound most; a constraint with a large multiplier balances that."""
+    """The second neuron costs the bound most; a constraint with a large multiplier balances that."""
     whole = search(2.25, "on")
     network = replace(
         whole.network,
-        rows=replace(whole.network.rows, inner=-torch.tensor([[2.0, 1.0, 0.0]]).double()),
+        rows=replace(whole.network.rows, inner=-torch.tensor([[1.0, 2.0, 0.0]]).double()),
     )
     cuts = Cutter(network).choose(
         Bounder(network.to(torch.float32)).root(torch.tensor([0])), Deadline()
@@ -107,6 +107,6 @@ def test_multipliers_of_constraints_do_not_hide_a_neuron() -> None:
     bounder = Bounder(network, cuts)
     problems = bounder.root(torch.tensor([0]))
     balance = torch.zeros(1, len(cuts.constant)).double()
-    balance[0, int(cuts.on_outputs[:, 0].argmax())] = 100.0
+    balance[0, int(cuts.on_outputs[:, 1].argmax())] = 100.0
     for gamma in (balance, torch.zeros_like(balance)):
-        assert choose(bounder, replace(problems, gamma=gamma), rule="intercept").tolist() == [[0]]
+        assert choose(bounder, replace(problems, gamma=gamma), rule="intercept").tolist() == [[1]]
