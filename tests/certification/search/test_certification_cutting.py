@@ -94,7 +94,7 @@ def test_a_layer_without_pairs_has_no_constraints() -> None:
 
 
 def test_multipliers_of_constraints_do_not_hide_a_neuron() -> None:
-    """The second neuron costs the bound most; a constraint with a large multiplier balances that."""
+    """The second neuron costs most; a constraint with a large multiplier balances that."""
     whole = search(2.25, "on")
     network = replace(
         whole.network,
