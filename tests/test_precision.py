@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 
-from tightrope.precision import ROUNDING, full_precision
+import tightrope as tr
+from tightrope.errors import UserError
+from tightrope.precision import ROUNDING, flushes, full_precision, provable
 
 
 def settings() -> tuple[bool, bool]:
@@ -41,3 +44,32 @@ def test_the_unit_of_rounding_is_the_gap_above_one() -> None:
     """Whichever way an operation on float64 is rounded, it is off by less than this share."""
     one = torch.ones((), dtype=torch.float64)
     assert torch.nextafter(one, 2 * one) - one == ROUNDING
+
+
+@pytest.fixture
+def flushing(one_thread: None) -> Iterator[None]:
+    """Threads that torch starts now would go on like that for ever."""
+    torch.set_flush_denormal(True)
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.usefixtures("flushing")
+def test_nothing_is_proved_where_small_numbers_count_as_zero() -> None:
+    """`3e-11 - 1e-310 |1e300 (x - y)|` is negative for x - y = 0.4, and positive without it."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)).double()
+    for layer, weight, bias in (
+        (module[0], [[1e300, -1e300], [-1e300, 1e300]], [0.0, 0.0]),
+        (module[2], [[-1e-310, -1e-310], [0.0, 0.0]], [3e-11, 0.0]),
+    ):
+        layer.weight.data = torch.tensor(weight, dtype=torch.float64)
+        layer.bias.data = torch.tensor(bias, dtype=torch.float64)
+    x = torch.full((2,), 0.5, dtype=torch.float64)
+    assert flushes()
+    with pytest.raises(UserError, match="set_flush_denormal"):
+        tr.verify(module, x, 0, eps=0.2)
+    with pytest.raises(UserError, match="set_flush_denormal"), provable():
+        pass
+    torch.set_flush_denormal(False)
+    assert not flushes()
+    assert not tr.verify(module, x, 0, eps=0.2)

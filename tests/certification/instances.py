@@ -16,6 +16,8 @@ from tightrope.certification.subjects import Subject
 from tightrope.graph import trace
 
 KINDS = ("dense", "deep", "conv", "residual", "leaky", "batchnorm")
+POOLS = ("maxpool", "avgpool")
+SMOOTH = ("sigmoid", "tanh")
 
 
 class _Residual(nn.Module):
@@ -64,6 +66,14 @@ def small_module(kind: str, generator: random.Random) -> tuple[nn.Module, tuple[
             *(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()),
             *(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)),
         )
+    elif kind in POOLS:
+        shape = (1, 3, 3)
+        pool = nn.MaxPool2d((1, 2)) if kind == "maxpool" else nn.AvgPool2d(2, 1, padding=1)
+        size = 2 if kind == "maxpool" else 18
+        module = nn.Sequential(
+            *(nn.Conv2d(1, 2, 2), nn.ReLU(), pool, nn.Flatten()),
+            nn.Linear(2 * size if kind == "maxpool" else size, outputs),
+        )
     elif kind == "conv":
         shape = (1, 2, 3)
         module = nn.Sequential(
@@ -71,7 +81,10 @@ def small_module(kind: str, generator: random.Random) -> tuple[nn.Module, tuple[
             *(nn.Flatten(), nn.Linear(3, outputs)),
         )
     else:
-        act = nn.LeakyReLU(generator.choice([0.01, 0.25])) if kind == "leaky" else nn.ReLU()
+        acts: dict[str, nn.Module] = {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh()}
+        act = acts.get(kind, nn.ReLU())
+        if kind == "leaky":
+            act = nn.LeakyReLU(generator.choice([0.01, 0.25]))
         norm = [nn.BatchNorm1d(width)] if kind == "batchnorm" else []
         second = generator.randint(1, 4)
         module = nn.Sequential(
@@ -129,7 +142,7 @@ def draw_instance(seed: int, *, most: int = 64, single: bool = False) -> Instanc
     subject = Subject.of(module, shape)
     center = torch.randn(1, *shape, dtype=torch.float64)
     radius = generator.choice([0.01, 0.1, 0.5, 1.0, 3.0]) * torch.rand(1, *shape).double()
-    unsafe = _draw_rows(generator, subject.exact.output_shape[0], (1,) if single else (1, 1, 2, 3))
+    unsafe = draw_rows(generator, subject.exact.output_shape[0], (1,) if single else (1, 1, 2, 3))
     groups = [unsafe.group == g for g in unsafe.group.unique()]
     wholes = [
         trace(Largest(module, unsafe.matrix[mine], unsafe.offset[mine]), shape) for mine in groups
@@ -146,7 +159,7 @@ def draw_instance(seed: int, *, most: int = 64, single: bool = False) -> Instanc
     return Instance(subject, box, unsafe, minima, scale)
 
 
-def _draw_rows(generator: random.Random, outputs: int, choices: tuple[int, ...]) -> Unsafe:
+def draw_rows(generator: random.Random, outputs: int, choices: tuple[int, ...]) -> Unsafe:
     """Return two or three groups of so many rows."""
     sizes = [generator.choice(choices) for _ in range(generator.randint(2, 3))]
     rows = sum(sizes)

@@ -17,11 +17,12 @@ from instances import draw_instance
 from torch import Tensor, nn
 
 from tightrope.answer import Answer, Cause, Verdict, falsified, undecided, verified
+from tightrope.box import Box
 from tightrope.certification import complete, verifying
 from tightrope.certification.cascade import solve, walk
 from tightrope.certification.complete import NOT_BOUNDED, branch_and_bound, mixed_integer_program
-from tightrope.certification.problem import Choices, OpenProblem, robustness
-from tightrope.certification.properties import Ball
+from tightrope.certification.problem import Choices, OpenProblem, Problem, robustness
+from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.stages import Stage, StageSettings
 from tightrope.certification.subjects import Subject
@@ -301,3 +302,26 @@ def test_what_is_known_already_does_not_change_what_follows() -> None:
     whole = points(())
     assert len(set(whole.values())) == 4
     assert points((0, 2)) == {i: whole[i] for i in (1, 3)}
+
+
+@pytest.mark.parametrize("stage", ["ibp", "crown", "alpha", "bab", "milp"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_bound_of_an_open_problem_is_one_of_all_groups(
+    stage: str, order: tuple[int, int]
+) -> None:
+    """|x| - 1/2 and |x| - 2 are both negative at zero, and no point may say so."""
+    hidden = ([[1.0, 0.0], [-1.0, 0.0]], [0.0, 0.0])
+    module = network(hidden, ([[1.0, 1.0], [0.0, 0.0]], [0.0, 0.0]))
+    corners = (torch.tensor([[low, low]], dtype=torch.float64) for low in (-1.0, 1.0))
+    box, offset = Box(*corners), torch.tensor([-0.5, -2.0], dtype=torch.float64)[list(order)]
+    matrix = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    unsafe = Unsafe(matrix, offset, torch.arange(2))
+    problem = Problem(box, box.map(torch.Tensor.float), unsafe, lambda point: False)
+    found = solve(
+        Subject.of(module, (2,)),
+        problem,
+        stages=(stage,),
+        choices=Choices(split="relu"),
+    )
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.bound is None or found.bound <= -2

@@ -7,12 +7,15 @@ from fractions import Fraction
 import pytest
 import torch
 from adverse import adverse
+from exact import exact_values
 from handmade import records
 from torch import nn
 
+from tightrope.box import Box
+from tightrope.certification.cascade import solve
 from tightrope.certification.complete import bound_nodes, branch_and_bound
-from tightrope.certification.problem import OpenProblem, robustness
-from tightrope.certification.properties import Ball
+from tightrope.certification.problem import Choices, OpenProblem, Problem, robustness
+from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
 
@@ -68,3 +71,39 @@ def test_a_search_alone_does_not_verify_it_either() -> None:
         for nodes in (None, known):
             opened = OpenProblem(problem, nodes=nodes)
             assert not branch_and_bound(subject, opened, Deadline.after(10.0))
+
+
+def with_tiny_factor(mean: float, weight: float, sign: float) -> Subject:
+    """Return `sign (w x - mean) f` with a factor f of one and a half of the smallest number."""
+    first, norm, last = nn.Linear(1, 1), nn.BatchNorm1d(1), nn.Linear(1, 1)
+    module = nn.Sequential(first, norm, last).double().eval()
+    with torch.no_grad():
+        for layer, value in ((first, weight), (last, sign)):
+            layer.weight.fill_(value)
+            layer.bias.zero_()
+        norm.weight.fill_(3 * 5e-324)
+        norm.running_var.fill_(4.0)
+        norm.running_mean.fill_(mean)
+    return Subject.of(module, (1,))
+
+
+@pytest.mark.parametrize("stage", ["ibp", "crown-ibp", "crown", "alpha", "milp"])
+@pytest.mark.parametrize("split", ["input", "relu"])
+@pytest.mark.parametrize(("mean", "weight"), [(1e300, 1.0), (0.0, 1e300)])
+def test_a_factor_of_batchnorm_that_underflows(
+    stage: str, split: str, mean: float, weight: float
+) -> None:
+    """It is rounded by a third of itself: what it is multiplied by makes that matter."""
+    box = Box(*(torch.tensor([[x]], dtype=torch.float64) for x in (1.0, 1.5)))
+    for sign in (1.0, -1.0):
+        subject = with_tiny_factor(mean, weight, sign)
+        ends = [exact_values(subject.exact, corner[0]) for corner in box.corners]
+        least = min(values[len(subject.exact.nodes) - 1][0] for values in ends)
+        for share, holds in ((Fraction(1, 10**6), False), (-(10**280), True)):
+            offset = torch.tensor([float(-least - abs(least) * share)], dtype=torch.float64)
+            assert (least + Fraction(float(offset)) > 0) == holds
+            unsafe = Unsafe(torch.ones(1, 1).double(), offset, torch.tensor([0]))
+            problem = Problem(box, box, unsafe, lambda point: False)
+            choices = Choices(split=split)
+            found = solve(subject, problem, timeout=60.0, stages=(stage,), choices=choices)
+            assert bool(found) == holds

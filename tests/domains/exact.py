@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import smoothly
 import torch
 from torch import Tensor
 
@@ -27,10 +28,19 @@ _DIGITS = Context(prec=60, Emax=10**8, Emin=-(10**8))
 
 def fractions(tensor: Tensor) -> Exact:
     """Return the numbers in a tensor as they are, without rounding."""
-    flat = [Fraction(value) for value in tensor.detach().to(torch.float64).flatten().tolist()]
+    flat = [_fraction(value) for value in tensor.detach().to(torch.float64).flatten().tolist()]
     exact = np.empty(len(flat), dtype=object)
     exact[:] = flat
     return exact.reshape(tuple(tensor.shape))
+
+
+def _fraction(value: float) -> Fraction:
+    """Return a number as it is; what is infinite is beyond all others."""
+    return (
+        Fraction(value)
+        if math.isfinite(value)
+        else Fraction(round(math.copysign(1, value)) * 10**5000)
+    )
 
 
 def exact_values(graph: Graph, point: Tensor) -> dict[int, Exact]:
@@ -46,7 +56,11 @@ def exact_values(graph: Graph, point: Tensor) -> dict[int, Exact]:
 def inside(box: Box, exact: Exact) -> bool:
     """Return whether one box (batch of one) contains exact values, without any tolerance."""
     lower, upper = fractions(box.lower[0]), fractions(box.upper[0])
-    return bool(np.all(lower <= exact) and np.all(exact <= upper))
+    ends = ((box.lower, -np.inf), (box.upper, np.inf))
+    # What is not a number says nothing.
+    endless = [((t[0] == end) | t[0].isnan()).numpy() for t, end in ends]
+    above, below = lower <= exact, exact <= upper
+    return bool(np.all(above | endless[0]) and np.all(below | endless[1]))
 
 
 # --- exact rules ------------------------------------------------------------------------------
@@ -227,4 +241,5 @@ _EXACT: dict[type[ops.Op], Callable[..., Exact]] = {
     ops.LeakyRelu: _leaky_relu,
     ops.Sigmoid: lambda op, x, dtype: _short(_sigmoid(x)),
     ops.Tanh: lambda op, x, dtype: _short(_tanh(x)),
+    **smoothly.EXACT,
 }

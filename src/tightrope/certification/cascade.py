@@ -18,11 +18,11 @@ from tightrope.answer import Answer, Cause, Verdict, undecided
 from tightrope.attacks import worst_margin
 from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, robustness
-from tightrope.certification.properties import Ball
+from tightrope.certification.properties import PIXELS, Ball, Domain
 from tightrope.certification.stages import STAGES, Stage, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.precision import full_precision
+from tightrope.precision import provable
 from tightrope.runs.examination import batch_seed
 from tightrope.runs.journal import Record
 
@@ -116,9 +116,10 @@ def solve(
 ) -> Answer:
     """Decide one problem within a number of seconds."""
     settings = replace(SINGLE_SETTINGS, choices=choices)
+    subject = subject.for_rows(problem.unsafe.matrix, problem.unsafe.offset)
     chosen = {name: STAGES[name] for name in stages}
     alone = replace(problem, label=None)  # every group of rows is attacked, not the worst one alone
-    with torch.random.fork_rng(), full_precision():
+    with torch.random.fork_rng(), provable():
         torch.manual_seed(seed)
         ((_, answer),) = walk(subject, [OpenProblem(alone, timeout)], chosen, settings)
     return answer
@@ -132,6 +133,7 @@ class Samples:
     x: Tensor
     labels: Tensor
     eps: Fraction
+    domain: Domain = PIXELS
 
 
 def decide(
@@ -150,14 +152,14 @@ def decide(
     gives the same records. Samples in `known` have their records already: they take part in
     what is computed for the batch as a whole, and are left out of the long stages.
     """
-    with torch.random.fork_rng(), full_precision():
+    with torch.random.fork_rng(), provable():
         torch.manual_seed(batch_seed(seed, int(samples.indices[0])))
         started = time.perf_counter()
         predictions = _predict(subject, samples)
         share = (time.perf_counter() - started) / len(predictions)
         right = (predictions == samples.labels).nonzero()[:, 0]
         yield from _wrong_from_the_start(subject, samples, predictions, share)
-        ball = Ball(samples.x[right], samples.eps)
+        ball = Ball(samples.x[right], samples.eps, samples.domain)
         problems = [
             OpenProblem(problem, settings.timeout, {"natural": share})
             for problem in robustness(subject, ball, samples.labels[right])

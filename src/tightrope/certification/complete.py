@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
+from tightrope.budget import fitting
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
@@ -24,7 +25,7 @@ from tightrope.certification.search.inputs import (
 from tightrope.certification.search.on_graph import GraphSearch
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.linear.bounded import Relaxation, relaxed
+from tightrope.domains.linear.bounded import MEMORY, Relaxation, relaxed
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import (
     ALPHA,
@@ -32,6 +33,7 @@ from tightrope.domains.linear.crown import (
     CROWN_IBP,
     Effort,
     best_bounds,
+    reduction_bytes,
     reduction_fits,
     relax,
     unstable_neurons,
@@ -154,13 +156,20 @@ def branch_and_bound(
         found = _run(search, deadline)
         if isinstance(search, InputSearch):
             return found
-        return replace(found, details=f"{found.details}{_widest(subject, opened)}")
+        instead = _instead(search) if isinstance(search, GraphSearch) else ""
+        return replace(found, details=f"{found.details}{_widest(subject, opened)}{instead}")
     return _attack_on(subject, opened, deadline)
 
 
 def _run(search: BranchAndBound | InputSearch | GraphSearch, deadline: Deadline) -> Answer:
     with until(Deadline()):  # it looks at the clock itself, and says how far it came
         return search.run(deadline.end)
+
+
+def _instead(search: GraphSearch) -> str:
+    """Say why the network was searched as it is."""
+    needed, most = reduction_bytes(search.relaxation) / 1e9, fitting(MEMORY) / 1e9
+    return f", not reduced: that takes {needed:.3g} GB, and there are {most:.3g}"
 
 
 def _widest(subject: Subject, opened: OpenProblem) -> str:
@@ -202,14 +211,17 @@ def mixed_integer_program(subject: Subject, opened: OpenProblem, deadline: Deadl
         return undecided(Cause.NO_ENCODING, str(error))
     refuter = opened.problem.refuter(subject)
     lowest = float("inf")
-    for group in opened.problem.unsafe.group.unique():
+    groups = opened.problem.unsafe.group.unique()
+    for group in groups:
         bound, point = _solve_group(encoding, opened.problem, group, refuter, deadline)
         if point is not None:
             return falsified(point)
         lowest = min(lowest, bound)
         if not bound > 0:
             cause = Cause.TIME if deadline.left < 0 else Cause.TOLERANCE
-            return undecided(cause, f"lowest bound {lowest:.4g}", bound=lowest)
+            # It is one of the problem if no group is left that may be worse.
+            known = lowest if group == groups[-1] else None
+            return undecided(cause, f"lowest bound {lowest:.4g}", bound=known)
     return verified(lowest)
 
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
-from tightrope.box import Box
+from tightrope.box import BallBox, Box
+from tightrope.budget import fitting
 from tightrope.certification.problem import Problem
 from tightrope.certification.search.box_pool import BoxPool
 from tightrope.certification.search.clipping import (
@@ -36,6 +37,8 @@ from tightrope.domains.boxes.bounding import BoxBounder, RowBounds, box_bounder
 from tightrope.domains.boxes.condensed import varying_inputs
 from tightrope.domains.linear.rules import ACTIVATIONS
 
+SMALL_ROUND = 2048  # boxes
+PATIENT = 8  # times the seconds of a round that a small one may take before it is not doubled
 EAGER = 4  # rounds in which points are tried whatever it costs
 FEW_INPUTS = 20
 MOST_NEURONS = 24000  # with more, bounds of a single box take too long
@@ -80,7 +83,7 @@ class InputSearch:
         sums = torch.arange(len(self.groups), device=group.device)[:, None] + len(group)
         self.wider = torch.cat((self.members, sums), 1)
         self.count, self.stuck, self.lowest = 0, 0, math.inf
-        self.spent = self.rate = 0.0
+        self.spent, self.rate, self.last = 0.0, 0.0, 0
         lower, upper = (t[:, bounder.varying] for t in self.whole.corners)
         everything = torch.ones(1, len(self.groups), dtype=torch.bool, device=lower.device)
         self.pool = BoxPool(Boxes(lower, upper, everything), lower.new_full((1,), -torch.inf))
@@ -101,7 +104,7 @@ class InputSearch:
             cause = self._out_of_budget(deadline)
             if cause is not None:
                 return self._unfinished(cause)
-            taken = pool.take(self._batch(), deep=pool.bytes > self.settings.memory)
+            taken = pool.take(self._batch(), deep=pool.bytes > fitting(self.settings.memory))
             try:
                 with until(Deadline(deadline)):
                     batch, bounds, best = self._look(taken)
@@ -146,13 +149,19 @@ class InputSearch:
         return self.members if bounds.slope.shape[1] == len(self.group) else self.wider
 
     def _batch(self) -> int:
-        """Return how many boxes a round can take in its time."""
-        return max(1, min(int(self.rate * self.settings.seconds), self.settings.most))
+        """Return how many boxes a round can take in its time.
+
+        One box may take as long as many: small rounds are doubled until that shows.
+        """
+        size = max(1, min(int(self.rate * self.settings.seconds), self.settings.most))
+        if self.last < PATIENT * self.settings.seconds * self.rate:
+            size = max(size, min(2 * self.last, SMALL_ROUND))
+        return size
 
     def _bound(self, batch: Boxes) -> RowBounds:
         started = time.monotonic()
         bounds = self.bounder(batch.lower, batch.upper)
-        self.rate = len(batch) / max(time.monotonic() - started, 1e-6)
+        self.rate, self.last = len(batch) / max(time.monotonic() - started, 1e-6), len(batch)
         self.count += len(batch)
         return bounds
 
@@ -256,6 +265,9 @@ def input_search(
 def splits_inputs(subject: Subject, problem: Problem, choice: str = "auto") -> bool:
     """Return whether the box is to be cut rather than the signs of neurons."""
     if choice == "relu" or not subject.finite:
+        return False
+    # Parts of the box of a ball forget the ball.
+    if choice == "auto" and isinstance(problem.outer, BallBox):
         return False
     return choice == "input" or suits_input_splits(subject, problem)
 

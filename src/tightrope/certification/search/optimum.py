@@ -25,7 +25,7 @@ from tightrope.certification.subjects import Subject
 from tightrope.domains.linear.crown import reduction_fits
 from tightrope.domains.reduced.reduction import Reduced, Rows, reduce, reducible
 from tightrope.errors import UserError
-from tightrope.precision import full_precision
+from tightrope.precision import provable
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def enclose(
     `start` is a bad point that an attack has found already; without one, all rows are attacked.
     """
     deadline = time.monotonic() + timeout
-    with torch.random.fork_rng(), full_precision():
+    with torch.random.fork_rng(), provable():
         torch.manual_seed(seed)
         relaxation = bound_nodes(subject, OpenProblem(problem))
         if not reducible(subject.exact) or not reduction_fits(relaxation):

@@ -26,51 +26,25 @@ from torch import Tensor
 
 from tightrope.box import Box, flat
 from tightrope.deadline import check_time
+from tightrope.domains.linear import spread
 from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.products import pull_product
+from tightrope.domains.linear.pulled import Form
+from tightrope.domains.linear.pulling import pull_function
 from tightrope.domains.linear.relaxations import RULES as LINES
-from tightrope.domains.linear.relaxations import Lines
-from tightrope.domains.rounding import growth
+from tightrope.domains.linear.relaxations import Lines, kinked
+from tightrope.domains.rounding import growth, tiny
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
 from tightrope.graph.windows import sides
+from tightrope.graph.work import fan_in
 
 Magnitudes = Mapping[int, Tensor]
 
 ACTIVATIONS = tuple(LINES)
-
-
-@dataclass(frozen=True)
-class Form:
-    """One linear function of the input per row, below the row's value on the box.
-
-    `slack` is by how much rounding errors may have moved it. `passed` are the coefficients that
-    arrived at each activation's output, `largest` the most that a row had on the way.
-    """
-
-    coefficients: Coefficients
-    constant: Tensor
-    slack: Tensor
-    passed: dict[int, Coefficients]
-    largest: int
-
-    def minimum(self, box: Box, *, rounding: float = 0.0) -> Tensor:
-        """Return the smallest value over the box, one per row."""
-        a = self.coefficients
-        if not rounding:
-            center, radius = box.middle
-            return a.dot(center) - a.like(a.values.abs()).dot(radius) + self.constant
-        below = a.like(a.values.clamp(min=0)).dot(box.lower)
-        above = a.like(a.values.clamp(max=0)).dot(box.upper)
-        size = a.like(a.values.abs()).dot(torch.maximum(box.lower.abs(), box.upper.abs()))
-        size = size + self.constant.abs() + self.slack
-        loose = self.slack + growth(a.values[0].numel() + 4, rounding) * size
-        return below + above + self.constant - loose - torch.finfo(size.dtype).tiny
-
-    def minimizer(self, box: Box) -> Tensor:
-        """Return where in the box that is, one point per row (dense coefficients only)."""
-        a = self.coefficients
-        return torch.where(a.values > 0, a.take(box.lower), a.take(box.upper))
+# Their rules read the boxes of their inputs.
+BOXED = (ops.MaxPool, ops.Mul, ops.MatMul)
 
 
 # Pulls coefficients of an activation's output back to its input.
@@ -97,6 +71,13 @@ class Pass:
         if self.rounding:
             size = a.like(a.values.abs()).dot(values.abs())
             self.lose(size, growth(a.values[0].numel(), self.rounding))
+
+    def add_alike(self, a: Coefficients, values: Tensor) -> None:
+        """Add `a . values` to the bound, products that all have the same sign."""
+        number = a.dot(values)
+        self.add_number(number)
+        if self.rounding:
+            self.lose(number.abs(), growth(a.values[0].numel(), self.rounding))
 
     def add_number(self, number: Tensor) -> None:
         """Add one number per row to the bound; large parts of it may cancel later on."""
@@ -140,16 +121,18 @@ def backward(
     rule = activation or pull_activation
     state = Pass(graph, lines, boxes or {}, magnitudes, rounding, zero, zero, rule)
     arrived: dict[int, Coefficients] = {target: rows}
-    largest = 0
+    largest, work = 0, 0
     for i in range(target, 0, -1):
         if i not in arrived:
             continue
         check_time()
         a = arrived.pop(i)
-        largest = max(largest, a.values.shape[1:].numel())
-        node = graph.nodes[i]
+        node, each = graph.nodes[i], a.values.shape[1:].numel()
+        largest, work = max(largest, each), max(work, each * fan_in(node.op))
         pulled = RULES[type(node.op)](node.op, a, i, state)
         for j, b in zip(node.inputs, pulled, strict=True):
+            if b is None:
+                continue
             if j not in arrived:
                 arrived[j] = b
                 continue
@@ -164,7 +147,7 @@ def backward(
     if rounding and magnitudes is not None:
         slack = slack + _underflow(rows, magnitudes, target)
     largest = max(largest, arrived[0].values.shape[1:].numel())
-    return Form(arrived[0], state.constant, slack, state.passed, largest)
+    return Form(arrived[0], state.constant, slack, state.passed, largest, work)
 
 
 def _underflow(rows: Coefficients, magnitudes: Magnitudes, target: int) -> Tensor:
@@ -202,6 +185,10 @@ def _batch_norm(op: ops.BatchNorm, a: Coefficients, i: int, state: Pass) -> tupl
     factor, offset = (t.view(channels).expand(1, *shape) for t in batchnorm_map(op))
     state.add(a, offset)
     state.charge(a, i, 16)
+    if state.magnitudes is not None:
+        # The factor itself may underflow, and it meets the mean and whatever comes in.
+        met = 1 + state.magnitudes[state.graph.nodes[i].inputs[0]] + op.mean.abs().view(channels)
+        state.lose(a.like(a.values.abs()).dot(met), tiny(met))
     return (a.like(a.values * a.take(factor)),)
 
 
@@ -249,6 +236,12 @@ def _affine(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficie
     return tuple(dense.like(g) for g in gradients)
 
 
+def _differences(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
+    a = a.dense()
+    state.charge(a, i, 2 * a.values.shape[-1])
+    return (a.like(a.values.sum(-2) - a.values.sum(-1)),)
+
+
 def _add(op: ops.Add, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     return a, a
 
@@ -277,18 +270,21 @@ def pull_activation(
     `slopes` replaces lower slopes through the origin, per row, where neurons are unstable.
     """
     state.passed[i] = a
-    line = state.lines[i]
+    line, before = state.lines[i], state.graph.nodes[i].inputs[0]
     lower_slope = a.take(line.lower_slope)
     if slopes and i in slopes:
         free = a.take(line.upper_intercept > 0)  # unstable: the chord does not go through zero
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
         lower_slope = torch.where(free, slopes[i].clamp(left, 1.0), lower_slope)
     values = a.values * torch.where(a.values >= 0, lower_slope, a.take(line.upper_slope))
-    state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
-    state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
+    if kinked(op):  # the lower line goes through zero, the upper one's intercept is not negative
+        state.add_alike(a.like(a.values.clamp(max=0)), line.upper_intercept)
+    else:
+        state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
+        state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
     if state.magnitudes is not None:
-        before = state.magnitudes[state.graph.nodes[i].inputs[0]]
-        state.lose(a.like(values.abs()).dot(before), 4 * state.rounding)
+        sizes = state.magnitudes[before]
+        state.lose(a.like(values.abs()).dot(sizes), 4 * state.rounding)
     return a.like(values)
 
 
@@ -333,22 +329,26 @@ def _others(op: ops.MaxPool, upper: Tensor, index: Tensor) -> Tensor:
     return best
 
 
-def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
-    """An operation without a rule of its own: constant bounds, whatever its inputs are."""
+def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[None, ...]:
+    """An operation without a rule of its own: constant bounds, whatever its inputs are.
+
+    Nothing is left of the coefficients, so that nothing is pulled through what lies before.
+    """
     lower, upper = state.boxes[i].corners
     state.add(a.like(a.values.clamp(min=0)), lower)
     state.add(a.like(a.values.clamp(max=0)), upper)
-    nodes = state.graph.nodes
-    blank = (a.values.new_zeros(len(a.values), *nodes[j].shape) for j in nodes[i].inputs)
-    return tuple(Coefficients(values, a.owner) for values in blank)
+    return (None,) * len(state.graph.nodes[i].inputs)
 
 
 # Operations for which `by_intervals` has to do.
-BY_INTERVALS: tuple[type[ops.Op], ...] = ()
+BY_INTERVALS: tuple[type[ops.Op], ...] = (
+    *(ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax),
+)
 
-RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
+RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients | None, ...]]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv,
+    ops.ConvTranspose2d: spread.conv_transpose,
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,
     ops.Scale: _scale,
@@ -358,6 +358,7 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.Permute: _permute,
     ops.Pad: _affine,
     ops.Slice: _affine,
+    ops.Take: spread.take,
     ops.Concat: _affine,
     ops.Add: _add,
     ops.Sub: _sub,
@@ -365,5 +366,9 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.LeakyRelu: _activation,
     ops.Sigmoid: _activation,
     ops.Tanh: _activation,
+    ops.Function: pull_function,
+    ops.Mul: pull_product,
+    ops.MatMul: pull_product,
+    ops.Differences: _differences,
     **dict.fromkeys(BY_INTERVALS, by_intervals),
 }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.deadline import Deadline
+from tightrope.deadline import Deadline, check_time
 from tightrope.errors import UserError
 from tightrope.graph import Graph
 from tightrope.graph.same import box_points, general_points, same_nodes, same_outputs
@@ -23,7 +23,7 @@ from tightrope.nets.messages import short
 from tightrope.nets.onnx import runtime as onnx_runtime
 from tightrope.nets.onnx.builder import Held, Named
 from tightrope.nets.onnx.dimensions import Sizes
-from tightrope.nets.onnx.runtime import Array
+from tightrope.nets.onnx.runtime import SMALL, Array
 
 Item = TypeVar("Item")
 
@@ -39,8 +39,6 @@ KEPT_ELEMENTS = 2**24
 # What a batch may differ by from single samples, as a share of the largest output: where bounds
 # on rounding are wide, samples that get mixed up must still be noticed.
 BATCH_SLACK = 1e-4
-# Constants of fewer elements stay in the model.
-SMALL = 1024
 
 
 class Checker:
@@ -100,6 +98,7 @@ class Checker:
                 same_nodes(graph, part, shown, what="onnxruntime")
             deadline.check()
             outputs.append(self.reference.run(part, batched=False))
+            deadline.check()
             errors.append(same_outputs(self.graph, part, outputs[-1], what="onnxruntime"))
         return torch.cat(outputs), torch.cat(errors)
 
@@ -120,13 +119,16 @@ class Checker:
         rows = []
         names = [named.name for named in self.names]
         for point in points:
-            sample = point.reshape(self.reference.shape).contiguous().numpy()
-            given = {**self.constants, self.reference.name: sample}
+            check_time()
+            given = {**self.constants, **self.reference.feed(point)}
             rows.append(onnx_runtime.compute(self.session, names, given))
         for named, array in zip(self.names, rows[0], strict=True):
             _check_shape(named, array)
         columns = zip(*rows, strict=True)
-        return {n: torch.from_numpy(np.stack(c)) for n, c in zip(names, columns, strict=True)}
+        return {
+            n: onnx_runtime.as_floats(np.stack(c), self.reference.dtype)
+            for n, c in zip(names, columns, strict=True)
+        }
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:

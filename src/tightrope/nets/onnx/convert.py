@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from tightrope.graph import Graph
 from tightrope.graph.values import refuse
 from tightrope.nets.messages import one_line, short
 from tightrope.nets.onnx import constants as onnx_constants
+from tightrope.nets.onnx import types
 from tightrope.nets.onnx.builder import Argument, Array, Builder, Call, Held, Value
 from tightrope.nets.onnx.operators import CONVERTERS
 from tightrope.nets.onnx.structure import SHAPES, Accepted, node_name, some
@@ -30,11 +33,11 @@ def convert(
 ) -> tuple[Graph, Held]:
     """Return the graph of an ONNX model, and which ONNX values its positions hold."""
     conversion = _Conversion(model, accepted.opset, builder)
-    conversion.results[accepted.name] = builder.input
+    conversion.results.update(builder.inputs)
     for node in accepted.nodes:
         deadline.check()
         conversion.visit(node)
-    return conversion.finish(model.graph.output[0].name)
+    return conversion.finish(accepted.outputs)
 
 
 class _Conversion:
@@ -57,11 +60,16 @@ class _Conversion:
             reason = f": {error}" if str(error) else ""
             self.problems.setdefault(node.op_type, []).append(f"{short(node_name(node))}{reason}")
             result = _UNSUPPORTED
-        self.results[node.output[0]] = result
-        if isinstance(result, Value):
-            self.builder.hold(result, node.output[0])
+        # Of an operator with one result of ours, others in the file are not computed.
+        several = result if isinstance(result, list) else [result]
+        kind = self._kind(node)
+        several = [replace(r, kind=kind) if isinstance(r, Value) else r for r in several]
+        for name, found in zip(node.output, several, strict=False):
+            self.results[name] = found
+            if isinstance(found, Value) and name:
+                self.builder.hold(found, name)
 
-    def _convert(self, node: Any) -> Value | Array | _Unsupported:
+    def _convert(self, node: Any) -> Value | list[Value] | Array | _Unsupported:
         arguments = [self._lookup(given) for given in node.input]
         known = tuple(a for a in arguments if not isinstance(a, _Unsupported))
         if len(known) < len(arguments):
@@ -69,17 +77,29 @@ class _Conversion:
         name = node_name(node)
         refuse(not node.output[0], "its first result is left out")
         try:
-            call = Call(node.op_type, name, known, _attributes(node), self.opset)
+            attributes = _attributes(node)
+            call = Call(node.op_type, name, known, attributes, self.opset, len(node.output))
             if node.op_type in SHAPES:
                 return _shape(call)
             if not any(isinstance(a, Value) for a in known):
                 return onnx_constants.compute(node, call, self.builder.sizes, self.version)
             self.builder.name = name
+            types.check(call)
             return CONVERTERS[node.op_type](self.builder, call)
         except (TypeError, ValueError, IndexError, AssertionError, KeyError) as error:
             if isinstance(error, UserError):
                 raise
             raise NotImplementedError(f"not understood ({one_line(error)})") from error
+
+    def _kind(self, node: Any) -> str:
+        """Return the kind of type that an operator's results have."""
+        given = [self.results.get(name) for name in node.input]
+        kinds = [
+            a.kind if isinstance(a, Value) else a.dtype.kind
+            for a in given
+            if isinstance(a, Value | np.ndarray)
+        ]
+        return types.result(node.op_type, _attributes(node), kinds)
 
     def _lookup(self, name: str) -> Argument | _Unsupported:
         if not name:
@@ -88,14 +108,17 @@ class _Conversion:
             raise NotImplementedError(f"its input {short(name)} is not computed before it")
         return self.results[name]
 
-    def finish(self, output: str) -> tuple[Graph, Held]:
+    def finish(self, outputs: Sequence[str]) -> tuple[Graph, Held]:
         if self.problems:
             parts = [f"{kind} ({some(names)})" for kind, names in self.problems.items()]
             raise UserError(f"cannot handle these operators of the network: {'; '.join(parts)}")
-        result = self.results.get(output)
-        if not isinstance(result, Value):
-            raise UserError(f"the output {short(output)} does not depend on the input")
-        return self.builder.finish(result)
+        found = []
+        for output in outputs:
+            result = self.results.get(output)
+            if not isinstance(result, Value):
+                raise UserError(f"the output {short(output)} does not depend on the input")
+            found.append(result)
+        return self.builder.finish(found)
 
 
 def _shape(call: Call) -> Array:

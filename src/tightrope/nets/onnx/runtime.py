@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from tightrope.nets.messages import one_line
 Array = np.ndarray[Any, Any]
 
 _FATAL = 4
+
+# Constants of fewer elements stay in a model; others are given to it.
+SMALL = 1024
 
 
 def session(model: Any, *, optimised: bool = True, double: bool = False) -> Any:
@@ -60,8 +64,12 @@ def compute(running: Any, names: Sequence[str] | None, given: Mapping[str, Array
 def compute_node(
     node: Any, arguments: Sequence[Array | None], opset: int, version: int
 ) -> list[Array]:
-    """Run one operator on constants, in their own precision."""
-    from onnx import ValueInfoProto, helper
+    """Run one operator on constants, in their own precision.
+
+    Small ones are part of the model, as where the network is checked: onnxruntime multiplies by a
+    matrix that it knows in another order than by one that it is given.
+    """
+    from onnx import ValueInfoProto, helper, numpy_helper
 
     given = {
         name: array for name, array in zip(node.input, arguments, strict=True) if array is not None
@@ -71,34 +79,59 @@ def compute_node(
             name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
         )
         for name, array in given.items()
+        if array.size >= SMALL
     ]
+    stored = [numpy_helper.from_array(t, name) for name, t in given.items() if t.size < SMALL]
     outputs = [ValueInfoProto(name=name) for name in node.output if name]
-    graph = helper.make_graph([node], "constant", inputs, outputs)
+    graph = helper.make_graph([node], "constant", inputs, outputs, stored)
     opsets = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=version)
-    return compute(session(model, optimised=False), None, given)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=max(4, version))
+    large = {name: array for name, array in given.items() if array.size >= SMALL}
+    return compute(session(model, optimised=False), None, large)
+
+
+def as_floats(array: Array, dtype: torch.dtype) -> Tensor:
+    """Return an array as a tensor; whole numbers as floating-point ones, exactly."""
+    tensor = torch.from_numpy(array)
+    if tensor.is_floating_point():
+        return tensor
+    floats = tensor.to(dtype)
+    if not torch.equal(floats.to(torch.float64), tensor.to(torch.float64)):
+        raise UserError(f"the network computes integers that are no numbers of {dtype}")
+    return floats
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A session of a network with one input: its name, its shape with a batch of one, its type."""
+    """A session of a network: names and shapes, with a batch of one, of its inputs, their type."""
 
     session: Any
-    name: str
-    shape: tuple[int, ...]
+    inputs: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
 
+    def feed(self, sample: Tensor) -> dict[str, Array]:
+        """Return one sample, which holds the numbers of all inputs, as the session takes it."""
+        sizes = [math.prod(shape) for shape in self.inputs.values()]
+        parts = sample.detach().cpu().to(self.dtype).flatten().split(sizes)
+        pairs = zip(self.inputs.items(), parts, strict=True)
+        return {name: part.reshape(shape).contiguous().numpy() for (name, shape), part in pairs}
+
     def run(self, x: Tensor, *, batched: bool) -> Tensor:
-        """Run samples one by one or together; each row holds the outputs of one sample."""
-        samples = x.detach().cpu().to(self.dtype)
+        """Run samples one by one or (of one input) together; each row holds a sample's outputs."""
         try:
-            if batched:
-                parts = [samples.reshape(len(x), *self.shape[1:])]
-            else:
-                parts = [sample.reshape(self.shape) for sample in samples]
+            given = [self._batch(x)] if batched else [self.feed(sample) for sample in x]
         except RuntimeError as error:
             raise UserError(f"onnxruntime cannot run the network: {one_line(error)}") from error
-        given = [{self.name: part.contiguous().numpy()} for part in parts]
-        results = [compute(self.session, None, feed)[0] for feed in given]
         rows = len(x) if batched else 1
-        return torch.cat([torch.from_numpy(result).reshape(rows, -1) for result in results])
+        results = [
+            np.concatenate(
+                [part.reshape(rows, -1) for part in compute(self.session, None, feed)], 1
+            )
+            for feed in given
+        ]
+        return torch.cat([as_floats(result, self.dtype) for result in results])
+
+    def _batch(self, x: Tensor) -> dict[str, Array]:
+        ((name, shape),) = self.inputs.items()
+        samples = x.detach().cpu().to(self.dtype).reshape(len(x), *shape[1:])
+        return {name: samples.contiguous().numpy()}

@@ -1,0 +1,60 @@
+"""Twenty thousand small problems of all operations, in every mode, against exact values.
+
+`make test` decides some hundreds of them, `make test-slow` all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from effort import mostly_slow
+from many_instances import EVERY_KIND, draw
+from many_modes import MODES, together
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NETWORKS, PROBLEMS, EACH = 5, 20, 4  # of a part, of a network, decided in one mode
+PARTS = 200
+QUICK = 8
+
+
+@pytest.mark.parametrize("part", mostly_slow(range(PARTS), QUICK))
+def test_answers_agree_with_exact_values(part: int) -> None:
+    counts: Counter[str] = Counter()
+    names = list(MODES)
+    for seed in range(NETWORKS * part, NETWORKS * (part + 1)):
+        drawn = draw(seed)
+        problems = list(drawn.problems(PROBLEMS, seed))
+        for k in range(PROBLEMS // EACH):
+            some = problems[EACH * k : EACH * (k + 1)]
+            # The modes take turns; as there are other numbers of kinds, each kind meets them all.
+            name = names[(seed // len(EVERY_KIND) + seed * (PROBLEMS // EACH) + k) % len(names)]
+            answers = MODES[name](drawn.subject, [problem for problem, _ in some])
+            for (problem, minimum), answer in zip(some, answers, strict=True):
+                counts[drawn.check(problem, minimum, answer)] += 1
+    assert sum(counts.values()) == NETWORKS * PROBLEMS
+    assert counts["verified"] >= 5 and counts["falsified"] >= 5, counts
+
+
+@pytest.mark.parametrize("part", mostly_slow(range(PARTS), QUICK))
+def test_answers_about_many_problems_together_agree_with_exact_values(part: int) -> None:
+    decided = 0
+    for seed in range(NETWORKS * part, NETWORKS * (part + 1)):
+        drawn = draw(seed)
+        problems = list(drawn.problems(PROBLEMS, seed))
+        positive = [p for p in problems if p[1] > 0]
+        for some in (positive, problems):
+            alone = [problem for problem, _ in some]
+            found = together(drawn.subject, alone)
+            if found is None:
+                continue
+            answer, number = found
+            if answer.counterexample is not None:
+                drawn.check(*some[number], answer)
+                decided += 1
+            else:
+                for problem, minimum in some:
+                    drawn.check(problem, minimum, answer)
+                decided += bool(answer)
+    assert decided >= 2
