@@ -25,7 +25,7 @@ from torch import Tensor
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.budget import fitting, rows_at_once
 from tightrope.certification.search import branching
-from tightrope.certification.search.cutting import ROUNDS, Cutter
+from tightrope.certification.search.cutting import ROUNDS, CutSettings, Cutter
 from tightrope.certification.search.pool import Pool
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.reduced.leaves import solve_leaf
@@ -119,7 +119,8 @@ class BranchAndBound:
     ) -> None:
         self.network, self.group, self.refute, self.settings = network, group, refute, settings
         self.cuts: Cuts | None = None
-        self.cutter = Cutter(network)
+        share = 0.1 if settings.cuts == "auto" else 0.0  # less is not worth the slower rounds
+        self.cutter = Cutter(network, settings=CutSettings(share=share))
         self.bounder = Bounder(self.network.to(torch.float32))
         self.regions = Regions.of(network)
         self.effort = Effort()

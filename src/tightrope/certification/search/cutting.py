@@ -40,6 +40,7 @@ class CutSettings:
     tried: int = 128
     iterations: int = 30
     most: int = 256
+    share: float = 0.0  # of the subproblems tried that must be decided, or there are no constraints
 
 
 class Cutter:
@@ -71,7 +72,9 @@ class Cutter:
         problems = problems[:: max(1, len(problems) // self.settings.tried)]
         gamma = problems.alpha.new_zeros(len(problems), len(cuts.constant))
         problems = replace(problems, gamma=gamma)
-        _, problems = bounder.improve(problems, iterations=self.settings.iterations)
+        bound, problems = bounder.improve(problems, iterations=self.settings.iterations)
+        if int((bound > 0).sum()) < self.settings.share * len(bound):
+            return bound.new_zeros(len(cuts.constant))
         seen = torch.maximum(network.upper, -network.lower)
         size = cuts.on_outputs.abs() @ network.reach + cuts.on_inputs.abs() @ seen
         return (problems.gamma.sum(0) * size).nan_to_num(0.0)
