@@ -128,6 +128,31 @@ def test_a_tie_makes_two_inputs_one() -> None:
     assert matrix.tolist() == [[1.0, 2.0, 1.0]]
 
 
+@pytest.mark.parametrize(
+    ("equality", "first", "last"),
+    [
+        ("(= X_0 (+ X_2 0.5))", 1.0, 0.5),
+        ("(= X_0 (* 2 X_2))", 1.0, 0.5),
+        ("(= (+ X_0 X_2) 0)", 0.5, -0.5),
+    ],
+)
+def test_equalities_that_are_no_ties(equality: str, first: float, last: float) -> None:
+    text = declarations(3, 1) + BOX + f"(assert {equality})(assert (<= Y_0 0))"
+    specification = parse_vnnlib(text)
+    assert specification.places is None
+    half, zero = Fraction(1, 2), Fraction(0)
+    assert counterexample(specification, [Fraction(first), zero, Fraction(last)], [zero])
+    assert not counterexample(specification, [half, zero, half], [zero])
+
+
+def test_relations_with_inputs_that_are_not_bounded_yet() -> None:
+    """X_1 is bounded by the second relation only: the first one says nothing of X_0 before."""
+    text = declarations(2, 1) + "(assert (>= X_0 0))(assert (<= X_0 X_1))"
+    text += "(assert (<= (+ X_0 X_1) 3))(assert (<= Y_0 0))"
+    (case,) = parse_vnnlib(text).cases
+    assert (case.lower, case.upper) == ((0, 0), (3, 3))
+
+
 def test_relations_bound_inputs() -> None:
     """An input between others needs no bounds of its own; strict ones stay strict."""
     text = declarations(2, 1) + "(assert (and (>= X_0 0.25) (<= X_0 0.75)))"
