@@ -1,36 +1,35 @@
-"""Verdict, seconds and subproblems for each instance of a VNN-COMP folder, and totals.
+"""How the instances of VNN-COMP folders are decided: each, by family, and in total.
 
-    python benchmarks/vnncomp.py FOLDER [FOLDER ...] [--timeout 120] [--only acasxu] [--out FILE]
+    python benchmarks/vnncomp.py FOLDER | RESULTS ... [--timeout 120] [--only acasxu] [--jobs 1]
 
 A folder holds `instances.csv` with columns benchmark, onnx, vnnlib and verdict; columns timeout
 (the competition's limit) and fastest (its best tool's seconds, mostly on a GPU) are used where
-they are. Each instance gets the smaller of its own limit and `--timeout`. For instances that
-alpha-beta-CROWN was timed on (two CPU cores, its solving time without start-up), its seconds and
-subproblems stand beside ours. `--out` writes one JSON line per instance; instances that it has
-already are not run again.
+they are. It is run as `tightrope verify --instances` does it, each instance with the smaller of its
+own limit and `--timeout`; the results go to `--out`, from which it continues, one file for each
+folder. A file of results is only tabulated. For instances that alpha-beta-CROWN was timed on (two
+CPU cores, its solving time without start-up), its seconds and subproblems stand beside ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
 import math
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tightrope.waiting import sleep_while_waiting
 
 sleep_while_waiting()  # before torch is loaded
 
-import torch
-
-from tightrope.certification.verifying import verify_file
-from tightrope.cli.verify import competition_word
-from tightrope.errors import UserError
+from tightrope.certification.instances import (
+    Outcome,
+    read_instances,
+    read_outcomes,
+    verify_instances,
+)
+from tightrope.certification.problem import CHOICES
 
 # Seconds and subproblems of solving on two cores, VNN-COMP 2021 instances; limit 120 s.
 ALPHA_BETA_CROWN = {
@@ -64,109 +63,82 @@ def peer(onnx: str, vnnlib: str) -> tuple[float, int] | None:
     return None
 
 
-def instances(folders: Iterable[Path], only: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all folders, with whole paths."""
-    for folder in folders:
-        with (folder / "instances.csv").open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                name = f"{row['benchmark']} {Path(row['onnx']).name} {Path(row['vnnlib']).name}"
-                if only in name:
-                    yield {**row, "folder": folder, "name": name}
-
-
-def decide(row: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """Run one instance; what ends in an error is an answer, too: none."""
-    limit = min(timeout, float(row.get("timeout") or math.inf))
-    started = time.perf_counter()
-    found: dict[str, Any] = {"word": "error", "stage": "", "subproblems": 0, "reason": ""}
-    try:
-        answer = verify_file(
-            row["folder"] / row["onnx"], row["folder"] / row["vnnlib"], timeout=limit
-        )
-        found |= {"word": competition_word(answer), "stage": answer.stage, "reason": answer.reason}
-        found["subproblems"] = answer.subproblems
-    except UserError as error:
-        found["reason"] = str(error)
-    except Exception as error:  # a benchmark of a hundred instances goes on with the next one
-        found["reason"] = f"{type(error).__name__}: {error}"
-    seconds = time.perf_counter() - started
-    other = peer(row["onnx"], row["vnnlib"])
-    return {
-        "benchmark": row["benchmark"],
-        "name": row["name"],
-        "known": row["verdict"],
-        "limit": limit,
-        "seconds": round(seconds, 3),
-        "late": seconds > 1.1 * limit + 2,
-        "wrong": {found["word"], row["verdict"]} == {"sat", "unsat"},
-        "fastest": _number(row.get("fastest") or row.get("best_competition_seconds")),
-        "peer": other,
-        **found,
-    }
+def fastest(folder: Path) -> dict[tuple[str, str], float]:
+    """Return the seconds of the best tool, by the files of an instance."""
+    with (folder / "instances.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = ((row, row.get("fastest") or row.get("best_competition_seconds")) for row in rows)
+    return {(row["onnx"], row["vnnlib"]): float(seconds) for row, seconds in found if seconds}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("places", type=Path, nargs="+", metavar="FOLDER | RESULTS")
     parser.add_argument("--timeout", type=float, default=120.0)
-    parser.add_argument("--only", default="", help="instances whose name contains this")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, help="file of JSON lines to continue")
+    parser.add_argument("--only", default="", help="instances whose line contains this")
+    parser.add_argument("--jobs", type=int, default=1, help="instances at a time")
+    parser.add_argument("--out", type=Path, help="folder of the results", default=Path("vnncomp"))
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    results = []
-    if arguments.out and arguments.out.exists():
-        results = [json.loads(line) for line in arguments.out.read_text().splitlines()]
-    done = {result["name"] for result in results}
-    for row in instances(arguments.folders, arguments.only):
-        if row["name"] in done:
-            continue
-        result = decide(row, arguments.timeout)
-        results.append(result)
-        print_instance(result)
-        if arguments.out:
-            with arguments.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(result) + "\n")
-    print_families(results)
-    sys.exit(any(result["wrong"] for result in results))
+    outcomes: list[Outcome] = []
+    best: dict[tuple[str, str], float] = {}
+    for place in arguments.places:
+        if not place.is_dir():
+            found = read_outcomes(place)
+            found = [o for o in found if arguments.only in f"{o.benchmark} {o.onnx} {o.vnnlib}"]
+            for outcome in found:
+                print_instance(outcome)
+        else:
+            best |= fastest(place)
+            listed = read_instances(
+                place / "instances.csv", timeout=arguments.timeout, only=arguments.only
+            )
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            found = verify_instances(
+                listed,
+                arguments.out / f"{place.resolve().name}.csv",
+                jobs=arguments.jobs,
+                choices=CHOICES,
+                progress=lambda outcome, done, total: print_instance(outcome),
+            )
+        outcomes += found
+    print_families(outcomes, best)
+    sys.exit(any(outcome.wrong for outcome in outcomes))
 
 
-def print_instance(result: dict[str, Any]) -> None:
+def print_instance(outcome: Outcome) -> None:
     """Print one line about an instance."""
-    other = "" if result["peer"] is None else "{:.1f} s, {}".format(*result["peer"])
-    why = result["reason"][:60] if result["word"] not in ("sat", "unsat") else ""
-    flags = " WRONG" * result["wrong"] + " LATE" * result["late"]
+    timed = peer(outcome.onnx, outcome.vnnlib)
+    other = "" if timed is None else "{:.1f} s, {}".format(*timed)
+    why = "" if outcome.decided else outcome.reason[:60]
+    flags = " WRONG" * outcome.wrong + " LATE" * outcome.late
+    name = f"{outcome.benchmark} {Path(outcome.onnx).name} {Path(outcome.vnnlib).name}"
     print(
-        f"{result['name'][:74]:<74} {result['known']:>6} {result['word']:>8} {result['stage']:>9} "
-        f"{result['seconds']:>8.2f} {result['subproblems']:>8} {other:>14} {why}{flags}",
+        f"{name[:74]:<74} {outcome.known:>6} {outcome.result:>8} {outcome.stage:>9} "
+        f"{outcome.seconds:>8.2f} {outcome.subproblems:>8} {other:>14} {why}{flags}",
         flush=True,
     )
 
 
-def print_families(results: list[dict[str, Any]]) -> None:
+def print_families(outcomes: list[Outcome], best: dict[tuple[str, str], float]) -> None:
     """Print a table by family, and totals."""
     head = ("family", "decided", "geo. mean s", "subproblems", "best tool s")
     print("\n{:<28} {:>8} {:>12} {:>12} {:>12}".format(*head))
-    for family in sorted({result["benchmark"] for result in results}):
-        mine = [result for result in results if result["benchmark"] == family]
-        good = [result for result in mine if result["word"] in ("sat", "unsat")]
-        best = [result["fastest"] for result in mine if result["fastest"]]
+    for family in sorted({outcome.benchmark for outcome in outcomes}):
+        mine = [outcome for outcome in outcomes if outcome.benchmark == family]
+        known = [best[o.onnx, o.vnnlib] for o in mine if (o.onnx, o.vnnlib) in best]
         print(
-            f"{family:<28} {len(good):>4}/{len(mine):<3} {mean(r['seconds'] for r in mine):>12} "
-            f"{sum(r['subproblems'] for r in mine):>12} {mean(best):>12}"
+            f"{family:<28} {sum(o.decided for o in mine):>4}/{len(mine):<3} "
+            f"{mean(o.seconds for o in mine):>12} {sum(o.subproblems for o in mine):>12} "
+            f"{mean(known):>12}"
         )
-    count = sum(result["word"] in ("sat", "unsat") for result in results)
-    total = sum(result["seconds"] for result in results)
-    wrong, late = (sum(result[key] for result in results) for key in ("wrong", "late"))
-    print(f"total {total:.1f} s, {count} of {len(results)} decided, {wrong} wrong, {late} late")
-    timed = [result for result in results if result["peer"] is not None]
-    if timed:
-        ours, theirs = sum(r["seconds"] for r in timed), sum(r["peer"][0] for r in timed)
-        print(f"{len(timed)} timed instances: {ours:.1f} s, alpha-beta-CROWN {theirs:.1f} s")
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text else None
+    count, total = sum(o.decided for o in outcomes), sum(o.seconds for o in outcomes)
+    wrong, late = sum(o.wrong for o in outcomes), sum(o.late for o in outcomes)
+    print(f"total {total:.1f} s, {count} of {len(outcomes)} decided, {wrong} wrong, {late} late")
+    timed = [(o, peer(o.onnx, o.vnnlib)) for o in outcomes]
+    both = [(o.seconds, other[0]) for o, other in timed if other is not None]
+    if both:
+        ours, theirs = map(sum, zip(*both, strict=True))
+        print(f"{len(both)} timed instances: {ours:.1f} s, alpha-beta-CROWN {theirs:.1f} s")
 
 
 def mean(seconds: Iterable[float]) -> str:

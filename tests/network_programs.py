@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Set
 
+import network_moves
+import smooth_moves
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
@@ -157,6 +159,9 @@ class Writer:
 
 
 def _linear(w: Writer) -> None:
+    if w.integer(0, 9) == 9:
+        network_moves.reduction(w)
+        return
     w.linear(w.integer(1, 6))
 
 
@@ -298,6 +303,9 @@ def _sub(w: Writer) -> None:
 
 
 def _relu(w: Writer) -> None:
+    if w.integer(0, 4) == 4:
+        w.choose(network_moves.bend, network_moves.extremum)(w)
+        return
     w.append(w.choose(nn.ReLU(), F.relu, torch.relu, lambda x: x.relu()))
 
 
@@ -328,11 +336,14 @@ MOVES: dict[type[ops.Op], Callable[[Writer], None]] = {
     ops.Permute: _permute,
     ops.Pad: _pad,
     ops.Slice: _slice,
+    ops.Take: network_moves.take,
+    ops.ConvTranspose2d: network_moves.conv_transpose,
     ops.Concat: _concat,
     ops.Sub: _sub,
     ops.LeakyRelu: _leaky_relu,
     ops.Sigmoid: _sigmoid,
     ops.Tanh: _tanh,
+    **smooth_moves.MOVES,
 }
 WEIGHTS = {ops.Linear: 4, ops.Relu: 4, ops.Conv2d: 3, ops.BatchNorm: 2, ops.Add: 2}
-IMAGE_ONLY = {ops.Conv2d, ops.AvgPool, ops.MaxPool}
+IMAGE_ONLY = {ops.Conv2d, ops.ConvTranspose2d, ops.AvgPool, ops.MaxPool}

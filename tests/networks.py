@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Set
 
+import smooth_moves
 import torch
 from hypothesis import strategies as st
 from network_programs import IMAGE_ONLY, MOVES, WEIGHTS, Draw, Program, Shape, Writer, generator_of
@@ -138,8 +139,14 @@ def roundings(graph: Graph) -> int:
     for node in graph.nodes:
         if isinstance(node.op, ops.Linear | ops.Conv2d):
             total += node.op.weight[0].numel()
+        elif isinstance(node.op, ops.ConvTranspose2d):
+            total += node.op.weight[:, 0].numel()
         elif isinstance(node.op, ops.AvgPool):
             total += math.prod(node.op.kernel)
+        elif isinstance(node.op, ops.MatMul):
+            total += graph.nodes[node.inputs[0]].shape[-1]
+        elif isinstance(node.op, ops.Softmax | ops.Standardize):
+            total += 4 * node.shape[-1]
         total += 16
     return total
 
@@ -162,6 +169,7 @@ def _same(op: ops.Op, *scales: Tensor) -> Tensor:
 _MAGNITUDE: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Linear: _affine_magnitude,
     ops.Conv2d: _affine_magnitude,
+    ops.ConvTranspose2d: _affine_magnitude,
     ops.BatchNorm: _batch_norm_magnitude,
     ops.Shift: lambda op, s: s + op.offset.abs(),
     ops.Scale: _affine_magnitude,
@@ -171,6 +179,7 @@ _MAGNITUDE: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Permute: _same,
     ops.Pad: lambda op, s: POINT_RULES[ops.Pad](ops.Pad(op.pads, abs(op.value)), s),
     ops.Slice: _same,
+    ops.Take: _same,
     ops.Concat: _same,
     ops.Add: lambda op, a, b: a + b,
     ops.Sub: lambda op, a, b: a + b,
@@ -178,4 +187,5 @@ _MAGNITUDE: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.LeakyRelu: lambda op, s: s * max(1.0, op.slope),
     ops.Sigmoid: lambda op, s: s + 1,  # Lipschitz, so errors don't grow; values up to 1
     ops.Tanh: lambda op, s: s + 1,
+    **smooth_moves.MAGNITUDES,
 }

@@ -12,7 +12,9 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "tightrope"
 SHARED = {
     "answer",
+    "budget",
     "box",
+    "compiling",
     "deadline",
     "devices",
     "errors",

@@ -26,6 +26,12 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.certification.attacking import attack as attack
     from tightrope.certification.bounding import bounds as bounds
     from tightrope.certification.certifying import certify as certify
+    from tightrope.certification.radii import LargestRadius as LargestRadius
+    from tightrope.certification.radii import largest_radius as largest_radius
+    from tightrope.certification.specs import Spec as Spec
+    from tightrope.certification.specs import argmax as argmax
+    from tightrope.certification.specs import linear as linear
+    from tightrope.certification.specs import within as within
     from tightrope.certification.verifying import verify as verify
     from tightrope.certification.verifying import verify_file as verify_file
     from tightrope.errors import UserError as UserError
@@ -64,6 +70,8 @@ _HOMES = {
     "certification.attacking": ("AttackResult", "attack"),
     "certification.bounding": ("bounds",),
     "certification.certifying": ("certify",),
+    "certification.radii": ("LargestRadius", "largest_radius"),
+    "certification.specs": ("Spec", "argmax", "linear", "within"),
     "certification.verifying": ("verify", "verify_file"),
     "errors": ("UserError",),
     "graph": ("Graph", "trace"),

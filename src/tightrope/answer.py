@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# The competition's words for answers, and ours for what ended in an error.
+WORDS = ("unsat", "sat", "unknown", "timeout", "error")
+
+
 class Verdict(StrEnum):
     """What certification can say of a sample; there is nothing else."""
 
@@ -95,3 +99,10 @@ def undecided(
 ) -> Answer:
     """Return the answer of who found neither a proof nor a counterexample."""
     return Answer(bound=bound, subproblems=subproblems, cause=cause, details=details)
+
+
+def competition_word(found: Answer) -> str:
+    """Return the answer in the competition's words."""
+    if found.verdict is Verdict.UNKNOWN:
+        return "timeout" if found.cause is Cause.TIME else "unknown"
+    return "unsat" if found.verdict is Verdict.VERIFIED else "sat"

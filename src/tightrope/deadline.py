@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
+
+_IMPORTED = time.monotonic()
+_STARTED_FIELD = 19  # of those behind the name of the program in /proc/self/stat
 
 
 class OutOfTimeError(Exception):
@@ -54,3 +59,23 @@ def check_time() -> None:
     deadline = _CURRENT.get()
     if deadline is not None:
         deadline.check()
+
+
+def time_left() -> float:
+    """Return the seconds left to the block that this runs in; infinity without a deadline."""
+    deadline = _CURRENT.get()
+    return math.inf if deadline is None else deadline.left
+
+
+def process_start() -> float:
+    """Return when this process started, on the clock of `time.monotonic`.
+
+    Where the system does not say (it is not Linux), that is when Tightrope was imported.
+    """
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
+        ticks = int(fields.rpartition(")")[2].split()[_STARTED_FIELD])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return _IMPORTED
+    return time.monotonic() - max(age, 0.0)

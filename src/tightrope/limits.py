@@ -85,6 +85,14 @@ VNNLIB_COEFFICIENTS = Limit(
     "the constraints on the outputs of a VNN-LIB file: rows times outputs",
 )
 
+SPEC_ROWS = Limit("SPEC_ROWS", 20_000, "rows", "what a spec of `tr.verify` forbids, multiplied out")
+SPEC_COEFFICIENTS = Limit(
+    "SPEC_COEFFICIENTS", 2**26, "coefficients", "a spec of `tr.verify`: rows times outputs"
+)
+
+INSTANCES_BYTES = Limit("INSTANCES_BYTES", 2**26, "bytes", "a list of instances, or their results")
+INSTANCES = Limit("INSTANCES", 100_000, "lines", "a list of instances for `verify --instances`")
+
 TOML_BYTES = Limit("TOML_BYTES", 2**18, "bytes", "a file of settings: config.toml")
 JSON_BYTES = Limit("JSON_BYTES", 2**24, "bytes", "model.json, or a file of results")
 JOURNAL_BYTES = Limit(
@@ -111,6 +119,13 @@ LIST_BYTES = Limit("LIST_BYTES", 2**24, "bytes", "a list of classes or labels of
 BATCH_BYTES = Limit("BATCH_BYTES", 2**26, "bytes", "one of CIFAR-10's batches")
 BATCH_STEPS = Limit("BATCH_STEPS", 500_000, "steps", "unpickling one of CIFAR-10's batches")
 ARCHIVE_BYTES = Limit("ARCHIVE_BYTES", 2**30, "bytes", "CIFAR-10's archive, decompressed")
+
+MEMORY_BYTES = Limit(
+    "MEMORY_BYTES",
+    2**62,
+    "bytes",
+    "what bounds and searches hold at a time; where it is not set, half of what is free",
+)
 
 LIMITS = {found.name: found for found in list(globals().values()) if isinstance(found, Limit)}
 

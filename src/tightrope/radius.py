@@ -6,6 +6,7 @@ Certification needs the number the user wrote, not its nearest float.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 from tightrope.errors import UserError, shorten
@@ -42,6 +43,17 @@ def parse_radius(value: Radius, name: str = "eps", *, largest: int | None = 1) -
             f"{name} must be a fraction of at most {DIGITS} digits, got {_shown(value)}"
         )
     return radius
+
+
+def parse_radii(values: Radius | Sequence[Radius], *, largest: int | None = 1) -> list[Fraction]:
+    """Read one radius, or several: a list, or text with commas."""
+    given: Sequence[Radius] = values.split(",") if isinstance(values, str) else [values]  # type: ignore[list-item]
+    if isinstance(values, list | tuple):
+        given = values
+    radii = [parse_radius(value, largest=largest) for value in given]
+    if not radii or len(set(radii)) < len(radii):
+        raise UserError(f"eps must be different radii, at least one, got {shorten(values)}")
+    return radii
 
 
 def _read(value: str | float) -> Fraction:

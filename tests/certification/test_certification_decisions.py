@@ -61,7 +61,7 @@ def constant(bound: float, leaf: float | None = None):  # type: ignore[no-untype
     Only fully split subproblems come with weights of rows.
     """
 
-    def strict_bounds(network, problems, weights=None, cuts=None) -> Tensor:  # type: ignore[no-untyped-def]
+    def strict_bounds(network, problems, weights=None, cuts=None, regions=None) -> Tensor:  # type: ignore[no-untyped-def]
         answer = bound if weights is None or leaf is None else leaf
         return said(*[answer] * len(problems))
 

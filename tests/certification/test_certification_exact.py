@@ -101,6 +101,24 @@ def impatient_search(subject: Subject, opened: OpenProblem, deadline: Deadline) 
     return BranchAndBound(reduced, unsafe.group, refuter, settings=poor).run(deadline.end)
 
 
+def regional_search(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
+    """Branch and bound with poor bounds that bounds all neurons again after each split."""
+    problem, unsafe = opened.problem, opened.problem.unsafe
+    reduced = reduce(bound_nodes(subject, opened), unsafe.matrix, unsafe.offset)
+    refuter = Refuter(subject, problem.inner, unsafe, problem.fails, climbers=2, steps=3)
+    eager = SearchSettings(
+        root_iterations=1, iterations=1, smallest_batch=2, quick_rounds=0, region_depth=1
+    )
+    return BranchAndBound(reduced, unsafe.group, refuter, settings=eager).run(deadline.end)
+
+
+@pytest.mark.parametrize("part", mostly_slow(range(40), 3))
+def test_branch_and_bound_in_regions_is_exact(part: int) -> None:
+    counts = agree(regional_search, range(20_000 + 10 * part, 20_010 + 10 * part), most=32)
+    assert sum(counts.values()) == 100
+    assert counts["verified"] >= 20 and counts["falsified"] >= 20 and counts["unknown"] <= 10
+
+
 # 180 networks with ten problems each, most of them among the slow tests, and 20 with more effort.
 @pytest.mark.parametrize("part", mostly_slow(range(18), 6))
 def test_branch_and_bound_is_exact(part: int) -> None:

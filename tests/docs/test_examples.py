@@ -72,6 +72,16 @@ def test_own_data(tmp_path: Path) -> None:
     assert all(result.samples == 100 and result.complete for result in results.values())
 
 
+def test_properties(tmp_path: Path) -> None:
+    example = load("properties")
+    module, x, label = example["network"]()
+    for ask in ("inputs", "outputs"):
+        answers = example[ask](module, x, label)
+        assert {answer.verdict for answer in answers} <= {tr.Verdict.VERIFIED, tr.Verdict.FALSIFIED}
+    result = example["main"](tmp_path / "out")
+    assert result.complete and [point["eps"] for point in result.curve] == ["0.01", "0.05"]
+
+
 def test_onnx_files(tmp_path: Path) -> None:
     answer = load("onnx_files")["main"](tmp_path / "example.onnx")
     assert answer.verdict in (tr.Verdict.VERIFIED, tr.Verdict.FALSIFIED)

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import smoothly
 import torch
 from torch import Tensor
 
@@ -27,10 +28,19 @@ _DIGITS = Context(prec=60, Emax=10**8, Emin=-(10**8))
 
 def fractions(tensor: Tensor) -> Exact:
     """Return the numbers in a tensor as they are, without rounding."""
-    flat = [Fraction(value) for value in tensor.detach().to(torch.float64).flatten().tolist()]
+    flat = [_fraction(value) for value in tensor.detach().to(torch.float64).flatten().tolist()]
     exact = np.empty(len(flat), dtype=object)
     exact[:] = flat
     return exact.reshape(tuple(tensor.shape))
+
+
+def _fraction(value: float) -> Fraction:
+    """Return a number as it is; what is infinite is beyond all others."""
+    return (
+        Fraction(value)
+        if math.isfinite(value)
+        else Fraction(round(math.copysign(1, value)) * 10**5000)
+    )
 
 
 def exact_values(graph: Graph, point: Tensor) -> dict[int, Exact]:
@@ -227,4 +237,5 @@ _EXACT: dict[type[ops.Op], Callable[..., Exact]] = {
     ops.LeakyRelu: _leaky_relu,
     ops.Sigmoid: lambda op, x, dtype: _short(_sigmoid(x)),
     ops.Tanh: lambda op, x, dtype: _short(_tanh(x)),
+    **smoothly.EXACT,
 }

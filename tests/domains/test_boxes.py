@@ -200,17 +200,27 @@ def test_opposite_neurons_are_one() -> None:
     assert abs(float(found.lower[0, 0] - exact)) < 1e-12
 
 
-def test_leaky_twins() -> None:
+@pytest.mark.parametrize("corner", [(-9.0, -9.0), (-9.0, 8.0), (8.0, -9.0), (8.0, 8.0)])
+def test_leaky_twins(corner: tuple[float, float]) -> None:
+    """Far from their bend, where bounds are tight, and on the box that they were condensed for."""
     first, last = nn.Linear(2, 4).double(), nn.Linear(4, 2).double()
     with torch.no_grad():
+        first.weight[:2], first.bias[:2] = torch.tensor([[1.0, 2.0], [-3.0, 1.0]]), 0.5
         first.weight[2:], first.bias[2:] = -first.weight[:2], -first.bias[:2]
         first.weight[3], first.bias[3] = first.weight[1], first.bias[1]
+        last.weight.copy_(torch.tensor([[0.0, 0.0, 1.0, 0.0], [1.0, -1.0, 1.0, 1.0]]))
+        last.bias.zero_()
     graph = trace(nn.Sequential(first, nn.LeakyReLU(0.25), last), (2,)).detach()
     matrix, offset = unit_rows(graph)
     box = Box(torch.full((1, 2), -9.0).double(), torch.full((1, 2), 9.0).double())
-    check_rows(
-        graph, box, box_bounder(graph, box, matrix, offset), matrix, offset, seed=4, points=9
-    )
+    bounder = box_bounder(graph, box, matrix, offset)
+    assert isinstance(bounder, CompiledBounder) and bounder.network.neurons == 2
+    check_rows(graph, box, bounder, matrix, offset, seed=4, points=9)
+    lower = torch.tensor([corner]).double()
+    found = check_rows(graph, Box(lower, lower + 1), bounder, matrix, offset, seed=4)
+    values = graph(torch.stack([lower[0] + torch.tensor(c) for c in np.ndindex(2, 2)]))
+    smallest = (values @ matrix.T + offset).amin(0)
+    assert (found.lower[0] > smallest - 1e-9).all()
 
 
 def test_forms_that_do_not_fit_prove_nothing() -> None:

@@ -282,3 +282,31 @@ def test_graph_bounds_with_offsets() -> None:
     bounder = box_bounder(graph, box, torch.ones(1, 1).double(), offset)
     assert isinstance(bounder, GraphBounder)
     assert -2.6 < float(bounder(*box.corners).lower) <= -2.5
+
+
+def test_switches_of_large_weights_are_decided() -> None:
+    """`relu(x) - 1e10 relu(x - 1)` is exactly zero where x is negative, on whatever box."""
+    layers = [linear([[1.0], [1.0]], [0.0, -1.0]), linear([[1.0, -1e10], [1.0, 0.0]])]
+    last = linear([[-1e10, 1e10]], [1.0])
+    graph = graph_of(layers[0], nn.ReLU(), layers[1], nn.ReLU(), last, nn.ReLU(), inputs=1)
+    box = box_of([-3.0], [3.0])
+    check_corners(graph, box, condensed(graph, box))
+    bounder = box_bounder(graph, box, torch.ones(1, 1).double(), torch.zeros(1).double())
+    low, high = (torch.tensor([[x]], dtype=torch.float64) for x in (-3.0, -1.0))
+    found = bounder(low, high)
+    assert int(found.bent) == 0
+    assert 0 <= 1 - Fraction(float(found.lower)) < Fraction(1, 1000)
+
+
+@EACH_DIRECTION
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (linear([[1.0], [1.0]]), nn.ReLU(), linear([[0.1, 0.2]], [-0.3])),  # they are twins
+        (linear([[0.1]]), linear([[3.0]], [-0.3])),
+    ],
+)
+def test_weights_that_are_no_copies(layers: tuple[nn.Module, ...], direction: str) -> None:
+    graph = graph_of(*layers, nn.ReLU(), linear([[1.0]]), inputs=1)
+    box = box_of([-1.0], [1.0])
+    check_corners(graph, box, condensed(graph, box, direction))

@@ -67,6 +67,7 @@ def dense(branches: Branches, size: int, left: float) -> Subproblems:
         alpha=(branches.alpha - left).clamp(min=0) / (1 - left),
         beta=blank.scatter(1, place, branches.beta),
         gamma=blank[:, :0],
+        region=torch.zeros_like(branches.row),
     )
 
 

@@ -236,3 +236,12 @@ def test_small_networks(seed: int, left: float) -> None:
             ]
             value = sum(line, Fraction(found.constant[0, 0]))
             assert Fraction(found.lower[0, 0]) <= value <= exact_row(rows, point)
+
+
+def test_a_row_that_reads_nothing_keeps_its_slack() -> None:
+    """Its neurons are zero on the box: what is left is its constant, known up to the slack."""
+    neurons: list[Row] = [({0: 1.0}, -4.0), ({1: 1e10}, 1.0)]
+    rows = rows_of(neurons, [({1: 1.0, 2: 1.0}, 0.0)], slack=0.25)
+    found = bound(rows, np.zeros(1), np.ones(1), "nearest")
+    assert found.bent[0] == 0
+    assert 0 <= 0.5 - found.lower[0, 0] < 1e-6

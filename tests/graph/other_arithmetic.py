@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +97,16 @@ def _conv(op: ops.Conv2d, x: Tensor, draw: Draw) -> Iterator[Tensor]:
         yield found.reshape(shape)
 
 
+def _conv_transpose(op: ops.ConvTranspose2d, x: Tensor, draw: Draw) -> Iterator[Tensor]:
+    size = x[0].numel()
+    units = torch.eye(size, dtype=x.dtype).view(size, *x.shape[1:])
+    matrix = evaluate.RULES[ops.ConvTranspose2d](replace(op, bias=None), units)
+    shape = matrix.shape[1:]
+    bias = x.new_zeros(()) if op.bias is None else op.bias.repeat_interleave(shape[1:].numel())
+    for found in sums(x.flatten(1)[:, None], matrix.flatten(1).T, bias, draw):
+        yield found.reshape(len(x), *shape)
+
+
 def _avg_pool(op: ops.AvgPool, x: Tensor, draw: Draw) -> Iterator[Tensor]:
     channels = x.shape[1]
     patches = F.unfold(x, op.kernel, padding=op.padding, stride=op.stride)
@@ -150,6 +161,7 @@ def _tanh(op: ops.Tanh, x: Tensor, draw: Draw) -> Iterator[Tensor]:
 _OTHERS: dict[type[ops.Op], Callable[..., Iterator[Tensor]]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv,
+    ops.ConvTranspose2d: _conv_transpose,
     ops.AvgPool: _avg_pool,
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,

@@ -66,6 +66,10 @@ def _operations(numbers: Numbers) -> dict[str, tuple[ops.Op, int, tuple[int, ...
         "convolution": (
             ops.Conv2d(numbers(2, 3, 3, 2), numbers(2), (2, 1), (1, 0), (1, 2), 1), 1, IMAGE,
         ),
+        "transposed convolution": (
+            ops.ConvTranspose2d(numbers(3, 2, 3, 2), numbers(2), (2, 1), (1, 0), (1, 0), (1, 2), 1),
+            1, IMAGE,
+        ),
         "average": (ops.AvgPool((3, 2), (1, 2), (1, 1), False, True), 1, IMAGE),
         "batch norm": (norm, 1, IMAGE),
         "batch norm, not affine": (plain, 1, IMAGE),
@@ -82,6 +86,7 @@ def _operations(numbers: Numbers) -> dict[str, tuple[ops.Op, int, tuple[int, ...
         "reshape": (ops.Reshape((15, 5)), 1, IMAGE),
         "permute": (ops.Permute((0, 3, 1, 2)), 1, IMAGE),
         "slice": (ops.Slice((slice(1, 3), 2)), 1, IMAGE),
+        "take": (ops.Take(torch.arange(20).view(4, 5) % 7), 1, IMAGE),
         "concat": (ops.Concat(1), 2, IMAGE),
         "rectifier": (ops.Relu(), 1, IMAGE),
         "leaky rectifier": (ops.LeakyRelu(0.3), 1, IMAGE),
@@ -96,9 +101,10 @@ NAMES = list(_operations(Numbers("normal", 0, torch.float32)))
 # sum, twice, and a few. Rearranging rounds nothing.
 UNITS = {
     "linear": 92, "linear without bias": 92, "convolution": 48, "average": 24,
+    "transposed convolution": 48,
     "batch norm": 36, "batch norm, not affine": 36, "sigmoid": 36, "tanh": 36,
 }  # fmt: skip
-EXACT = {"maximum", "reshape", "permute", "slice", "concat", "rectifier"}
+EXACT = {"maximum", "reshape", "permute", "slice", "take", "concat", "rectifier"}
 COPIED = EXACT | {"pad"}
 
 
@@ -209,6 +215,16 @@ def test_a_long_sum_of_numbers_that_are_not_known() -> None:
     rounded = RULES[ops.Linear](op, Rounded(torch.zeros(1, count), theirs))
     found = float(np.cumsum(theirs.numpy()[0], dtype=np.float32)[-1])
     assert 1 + 0.99 * count * EPS < found <= float(rounded.error)
+
+
+def test_a_sum_with_a_number_that_is_not_known() -> None:
+    """What the network adds is rounded in proportion to its own number, of which we know little."""
+    theirs, half = torch.full((1, 1), 1 + EPS), torch.full((1,), EPS / 2)
+    op = ops.Shift(half)
+    rounded = RULES[ops.Shift](op, Rounded(torch.zeros(1, 1), theirs))
+    found = theirs + half
+    assert float(found) == 1 + 2 * EPS and float(rounded.value) == EPS / 2
+    assert float(found - rounded.value) <= float(rounded.error)
 
 
 def test_growth() -> None:

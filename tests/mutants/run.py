@@ -1,17 +1,21 @@
 """`make mutants`: plant each change in a copy of the package and see whether the tests notice.
 
 The checkout is never touched: the tests of a mutant run against a copy of the package that comes
-first on PYTHONPATH. The tests pass on the copy as it is, or nothing that follows means anything.
+first on the path. The tests pass on the copy as it is, or nothing that follows means anything.
 A mutant is killed by a test that fails (or does not end); one that survives must be listed with
-a reason, and one that is listed so must survive.
+a reason, and one that is listed so must survive. Each run of tests is a fork of this process,
+which has imported what takes long to import, and nothing of the package.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import multiprocessing
 import os
+import resource
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
@@ -21,17 +25,18 @@ from pathlib import Path
 from planted import PACKAGE, ROOT, Mutant, RottenError, read_mutants
 
 PASSED, FAILED = 0, 1  # of pytest's exit codes
-ENDLESS = 900.0  # seconds after which a mutant's tests are taken not to end
+ANOTHER = 70  # of our own: Python does not find the copy first
+ENDLESS = 600  # seconds of computing after which a mutant's tests are taken not to end
+STUCK = 20 * ENDLESS  # seconds on the clock, for tests that wait: other processes may be busy
+IMPORTED = ("pytest", "hypothesis", "numpy", "scipy.optimize", "numba", "onnx", "torch.export")
 
 
 class Copy:
     """A copy of the package in which one file at a time is changed."""
 
     def __init__(self, folder: Path) -> None:
-        self.package = folder / PACKAGE.name
+        self.folder, self.package = folder, folder / PACKAGE.name
         shutil.copytree(PACKAGE, self.package, ignore=shutil.ignore_patterns("__pycache__"))
-        self.environment = {**os.environ, "PYTHONPATH": str(folder)}
-        self.environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     def write(self, file: str, source: str) -> None:
         """Replace a file; what was compiled of it goes by time and size, which may not change."""
@@ -40,30 +45,40 @@ class Copy:
         for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             stale.unlink()
 
-    def imported(self) -> bool:
-        """Return whether it is this copy that Python finds."""
-        command = [sys.executable, "-c", "import tightrope; print(tightrope.__file__)"]
-        answer = subprocess.run(command, env=self.environment, capture_output=True, text=True)
-        return answer.stdout.strip() == str(self.package / "__init__.py")
-
-    def run(self, tests: list[str], *, limit: float | None) -> tuple[int | None, str]:
+    def run(self, tests: list[str], *, endless: bool = False) -> tuple[int | None, str]:
         """Run tests up to the first that fails; return pytest's exit code and the output.
 
-        The code of tests that do not end within a number of seconds is None.
+        The code of tests that do not end is None; `endless` ones have all the time they need.
         """
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider"]
-        try:
-            answer = subprocess.run(
-                [*command, *tests],
-                cwd=ROOT,
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                timeout=limit,
-            )
-        except subprocess.TimeoutExpired:
+        shown = self.folder / "output"
+        fork = multiprocessing.get_context("fork")
+        process = fork.Process(target=self._test, args=(tests, shown, endless))
+        process.start()
+        process.join(None if endless else STUCK)
+        if process.is_alive():
+            process.kill()
+            process.join()
             return None, ""
-        return answer.returncode, answer.stdout + answer.stderr
+        ended = process.exitcode != -signal.SIGXCPU
+        return process.exitcode if ended else None, shown.read_text(errors="replace")
+
+    def _test(self, tests: list[str], shown: Path, endless: bool) -> None:
+        """Run tests in this process, which is one of its own, and leave it."""
+        with shown.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        if not endless:
+            resource.setrlimit(resource.RLIMIT_CPU, (ENDLESS, ENDLESS))
+        os.environ["PYTHONPATH"] = str(self.folder)  # of the processes that tests start
+        sys.path.insert(0, str(self.folder))
+        os.chdir(ROOT)
+        code = ANOTHER
+        if importlib.import_module("tightrope").__file__ == str(self.package / "__init__.py"):
+            import pytest
+
+            code = pytest.main(["-q", "-x", "--tb=no", "-p", "no:cacheprovider", *tests])
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def failing(output: str) -> str:
@@ -78,14 +93,14 @@ def judge(copy: Copy, mutant: Mutant) -> tuple[bool, str]:
     source = (PACKAGE / mutant.file).read_text(encoding="utf-8")
     copy.write(mutant.file, mutant.applied(source))
     try:
-        code, output = copy.run(list(mutant.tests), limit=ENDLESS)
+        code, output = copy.run(list(mutant.tests))
     finally:
         copy.write(mutant.file, source)
     if code is None or code == FAILED:
         found = "killed: its tests do not end" if code is None else f"killed by {failing(output)}"
         return not mutant.reason, found + (" IN SPITE OF ITS REASON" if mutant.reason else "")
     if code != PASSED:
-        return False, f"NO TESTS RAN: {output.strip().splitlines()[-1]}"
+        return False, f"NO TESTS RAN ({code}): {output.strip().splitlines()[-1:]}"
     return bool(mutant.reason), f"lives: {mutant.reason}" if mutant.reason else "SURVIVED"
 
 
@@ -104,17 +119,20 @@ def main() -> int:
         for mutant in mutants:
             print(f"{mutant.name}\t{mutant.reason or 'must be noticed'}")
         return 0
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name in IMPORTED:
+        importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         return plant(Copy(Path(folder)), mutants)
 
 
 def plant(copy: Copy, mutants: list[Mutant]) -> int:
     """Judge mutants one after the other."""
-    if not copy.imported():
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    code, output = copy.run(tests, endless=True)
+    if code == ANOTHER:
         print("Python does not find the copy of the package first")
         return 1
-    tests = sorted({test for mutant in mutants for test in mutant.tests})
-    code, output = copy.run(tests, limit=None)
     if code != PASSED:
         print(output)
         print("these tests fail without any mutant")

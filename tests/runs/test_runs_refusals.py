@@ -120,9 +120,6 @@ def test_a_network_trained_again_needs_force(certifiable: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("eps", "0.2"),
-        ("samples", 9),
-        ("start", 1),
         ("stages", ("attack", "ibp")),
         ("stages", ("ibp",)),
         ("steps", 11),

@@ -156,8 +156,7 @@ def climb(
         if going is not None:
             points, gradient = points[going], gradient[going]
             box, landscape = box[going], landscape.select(going)
-        moved = torch.addcmul(points, gradient.sign(), box.radius, value=size)
-        moved = torch.clamp(moved, box.lower, box.upper, out=moved)
+        moved = box.step(points, gradient, size)
         way += size
         # Before they can have crossed the box, hardly any points are at rest.
         looks = search is not None and search.settle and way >= WIDTH

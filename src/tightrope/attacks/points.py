@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tightrope.attacks.kernels.small import small_network
 from tightrope.attacks.pgd import Network
+from tightrope.deadline import check_time
 from tightrope.graph import Graph, evaluate, ops
 from tightrope.graph.dense import convolution_matrix, multiply, pays
 from tightrope.graph.graph import Rules
@@ -34,6 +35,7 @@ def for_points(graph: Graph) -> Network:
     last = len(graph.nodes) - 1
 
     def network(points: Tensor) -> Tensor:
+        check_time()
         if small is not None and small.suits(points):
             return small(points)
         output: Tensor = graph.propagate(rules, points)[last]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
 from tightrope.box import Box
+from tightrope.certification.arguments import Network, check_network
 from tightrope.certification.properties import PIXELS, Domain, parse_ball
+from tightrope.certification.regions import corners
 from tightrope.domains import interval, zonotope
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import ALPHA, CROWN, CROWN_IBP, best_bounds, relax
 from tightrope.errors import UserError, unknown_name
 from tightrope.graph import Graph, trace
+from tightrope.graph.halves import share_halves
+from tightrope.graph.lowering import lowered
 from tightrope.graph.maxpool import expand_max_pools
+from tightrope.nets.onnx.importing import OnnxNetwork
 from tightrope.precision import ROUNDING, provable
 from tightrope.radius import Radius
 
@@ -21,33 +29,42 @@ METHODS = ("ibp", "zonotope", "crown-ibp", "crown", "alpha")
 
 
 def bounds(
-    network: nn.Module | Graph,
+    network: Network | str | Path,
     x: Tensor | Box,
     *,
-    eps: Radius | None = None,
+    eps: Radius | Tensor | None = None,
+    norm: float | str = math.inf,
     domain: Domain = PIXELS,
     method: str = "crown",
     node: str | None = None,
 ) -> Box:
     """Bound the outputs of a network, or of one of its layers, on a batch of inputs.
 
-    `x` is a batch of inputs with a radius `eps`, or a `Box` of any corners. The ball is cut off at
-    `domain`, the range of values that inputs can have at all (None: no cut), where `x` must lie.
+    `x` is a batch of inputs with a radius `eps` (or a tensor with one for each feature), or a `Box`
+    of any corners. The ball is cut off at `domain`, the range of values that inputs can have at all
+    (None: no cut), where `x` must lie; its `norm` is inf, 2 or 1 (ibp and zonotope bound the box
+    around such a ball). `network` is a module, a graph or the path of an ONNX file.
     `method` is one of ibp, zonotope, crown-ibp, crown and alpha, from loose and fast to tight.
     `node` is a layer's name in the module; its last operation is bounded. The bounds are float64
     and hold in exact arithmetic, apart from zonotope's.
     """
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
-    box = _region(x, eps, domain)
+    network = check_network(network)
+    box = _region(x, eps, domain, norm)
     if not box.lower.dim():
         raise UserError("x has no dimensions: give a batch of inputs, the batch first")
-    graph = network if isinstance(network, Graph) else _traced(network, x, box)
+    if isinstance(network, nn.Module):
+        graph = _traced(network, x, box)
+    else:
+        graph = network if isinstance(network, Graph) else network.graph
+    if isinstance(network, OnnxNetwork) and tuple(box.lower.shape[1:]) == graph.input_shape:
+        network.check([box[i : i + 1] for i in range(len(box.lower))])
     if tuple(box.lower.shape[1:]) != graph.input_shape:
         raise UserError(
             f"x has shape {tuple(box.lower.shape[1:])}, the network takes {graph.input_shape}"
         )
-    graph = _upto(graph, node).detach().to(torch.float64)
+    graph = lowered(_upto(graph, node).detach().to(torch.float64))
     if not len(box.lower):  # as with any function of a batch, nothing of nothing
         nothing = box.lower.new_empty(0, *graph.output_shape)
         return Box(nothing, nothing.clone())
@@ -56,7 +73,7 @@ def bounds(
             return interval.bounds(graph, box, rounding=ROUNDING)[0]
         if method == "zonotope":
             return zonotope.bounds(graph, box)[0]
-        graph = expand_max_pools(graph)
+        graph = expand_max_pools(share_halves(graph))
         if method == "alpha":
             boxes = [_alpha(graph, box[i : i + 1]) for i in range(len(box.lower))]
             return Box(
@@ -66,19 +83,14 @@ def bounds(
         return _output_box(relax(graph, box, effort=effort, rounding=ROUNDING))
 
 
-def _region(x: Tensor | Box, eps: Radius | None, domain: Domain) -> Box:
+def _region(x: Tensor | Box, eps: Radius | Tensor | None, domain: Domain, norm: float | str) -> Box:
     if isinstance(x, Box):
         if eps is not None:
             raise UserError("give either a box or an input with eps, not both")
-        lower, upper = (t.double() for t in x.corners)
-        if not bool((lower <= upper).all()):
-            raise UserError("the box is empty: a lower corner lies above the upper one")
-        if not bool((lower.isfinite() & upper.isfinite()).all()):
-            raise UserError("the box is not bounded: its corners must be finite numbers")
-        return Box(lower, upper)
+        return corners(x).map(torch.Tensor.double)
     if eps is None:
         raise UserError("eps is missing: the radius around x")
-    return parse_ball(x, eps, domain).outer()
+    return parse_ball(x, eps, domain, norm).outer()
 
 
 def _traced(module: nn.Module, x: Tensor | Box, box: Box) -> Graph:

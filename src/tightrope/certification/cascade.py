@@ -18,7 +18,7 @@ from tightrope.answer import Answer, Cause, Verdict, undecided
 from tightrope.attacks import worst_margin
 from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, robustness
-from tightrope.certification.properties import Ball
+from tightrope.certification.properties import PIXELS, Ball, Domain
 from tightrope.certification.stages import STAGES, Stage, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
@@ -132,6 +132,7 @@ class Samples:
     x: Tensor
     labels: Tensor
     eps: Fraction
+    domain: Domain = PIXELS
 
 
 def decide(
@@ -157,7 +158,7 @@ def decide(
         share = (time.perf_counter() - started) / len(predictions)
         right = (predictions == samples.labels).nonzero()[:, 0]
         yield from _wrong_from_the_start(subject, samples, predictions, share)
-        ball = Ball(samples.x[right], samples.eps)
+        ball = Ball(samples.x[right], samples.eps, samples.domain)
         problems = [
             OpenProblem(problem, settings.timeout, {"natural": share})
             for problem in robustness(subject, ball, samples.labels[right])

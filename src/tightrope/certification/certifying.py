@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from tightrope import data
 from tightrope.certification.deciding import Batch, Decider, Task
 from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import CHOICES, check_choices, check_timeout
+from tightrope.certification.properties import PIXELS, Domain
+from tightrope.certification.resuming import earlier
+from tightrope.certification.sources import Source, Wanted, opened
 from tightrope.certification.stages import STAGES
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.files import write_json
-from tightrope.graph import trace
+from tightrope.graph import Graph
 from tightrope.parallel import Watcher, run_here, run_in_processes
 from tightrope.radius import Radius, format_radius
-from tightrope.runs.examination import Examination, check_attack, examine
-from tightrope.runs.folder import FINGERPRINTS, Run, open_run
+from tightrope.runs import Run
+from tightrope.runs.coverage import Ranges, at_radius, joined, named, summarize_radii
+from tightrope.runs.examination import check_attack
 from tightrope.runs.journal import Journal, Record
 from tightrope.runs.lock import Lock, Wait
-from tightrope.runs.summary import Certification, read_summary, summarize
+from tightrope.runs.summary import Certification
 
 # The unit of work and of randomness, whatever the number of jobs. Few samples of a batch are left
 # for the attack, which is wasteful on few; but large networks need their memory, and what a large
@@ -41,11 +45,14 @@ Progress = Callable[[Certification], None]
 
 
 def certify(
-    run: Run | str | Path,
+    run: Run | nn.Module | Graph | str | Path,
     *,
-    eps: Radius | None = None,
+    data: tuple[Tensor, Tensor] | str | Path | None = None,
+    out: str | Path | None = None,
+    eps: Radius | Sequence[Radius] | None = None,
     samples: int | None = None,
     start: int = 0,
+    domain: Domain = PIXELS,
     stages: Sequence[str] = DEFAULT_STAGES,
     timeout: float = 60.0,
     steps: int = 200,
@@ -61,40 +68,41 @@ def certify(
 ) -> Certification:
     """Certify test samples of a run; write `certification.jsonl` and `certification.json`.
 
-    A certification that was interrupted continues where it stopped. One with other settings, of
-    another network or of other samples is an error unless `force` discards it; so is one by an
-    earlier version that did not note what it was of. `timeout` is how many seconds one sample may
-    take; `steps` and `restarts` belong to the attack; `split` (auto, input, relu) and `branching`
-    to the search. A run that another command is working on is an error unless `wait` queues for it.
+    Instead of a run, it may be a module, a graph or the path of an ONNX file, with `data`: a pair
+    (x, y) or an .npz file of `x_test` and `y_test`. The files then go to the folder `out`; without
+    it nothing is written. `domain` is the range of values that its inputs can have.
+
+    `eps` may be several radii: the `curve` of the result then has the accuracies of each. A
+    certification that was interrupted continues where it stopped; one of more samples or of other
+    radii adds to what is in the folder. One with other settings, of another network or of other
+    samples is an error unless `force` discards it; so is one by an earlier version that did not
+    note what it was of. `timeout` is how many seconds one sample may take; `steps` and `restarts`
+    belong to the attack; `split` (auto, input, relu) and `branching` to the search. A run that
+    another command is working on is an error unless `wait` queues for it.
 
     With `jobs`, several processes share the samples, each with its part of the threads. The
     records are the same (as far as rounding does not depend on the number of threads), in the
     order in which they come. `progress` gets the summary so far, at least after each batch.
     """
-    run = open_run(run)
     _check_stages(stages)
     check_attack(steps, restarts, seed)
     if jobs < 1:
         raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
     check_timeout(timeout)
     choices = asdict(check_choices(split, branching))
-    run.check()
-    with run.lock("certify", wait) as lock:
-        examination = examine(run, eps, samples, start, device)
-        settings = {
-            "eps": format_radius(examination.eps),
-            "start": start,
-            "samples": len(examination.indices),
-            "stages": list(stages),
-            "timeout": float(timeout),
-            "steps": steps,
-            "restarts": restarts,
-            "seed": seed,
-            # Earlier certifications do not name what was not to be chosen.
-            **{name: value for name, value in choices.items() if value != getattr(CHOICES, name)},
-            **run.fingerprints(),
-        }
-        return _begin(run, examination, settings, force, progress).decide_all(jobs, lock)
+    settings = {
+        "stages": list(stages),
+        "timeout": float(timeout),
+        "steps": steps,
+        "restarts": restarts,
+        "seed": seed,
+        # Earlier certifications do not name what was not to be chosen.
+        **{name: value for name, value in choices.items() if value != getattr(CHOICES, name)},
+    }
+    wanted = Wanted(eps, samples, start, device)
+    with opened(run, data, out, domain, wanted, wait) as (source, lock):
+        settings |= source.settings
+        return _Session(source, settings, force, progress).decide_all(jobs, lock)
 
 
 def _check_stages(stages: Sequence[str]) -> None:
@@ -105,138 +113,99 @@ def _check_stages(stages: Sequence[str]) -> None:
         raise UserError(f"stages must be different names out of: {', '.join(STAGES)}")
 
 
-def _begin(
-    run: Run, examination: Examination, settings: dict[str, Any], force: bool, progress: Progress
-) -> _Session:
-    """Start over, or go on from the records of earlier sessions."""
-    if force or not run.journal.exists():
-        run.clear_certification()  # without a journal, what else is there is a remnant
-    run.tidy()
-    records = _earlier_records(run, settings, examination)
-    session = _Session(run, examination, settings, records, progress)
-    # Written before the first sample, so that a journal always has its settings beside it.
-    write_json(run.certification, session.summary().to_json())
-    return session
-
-
-def _earlier_records(
-    run: Run, settings: dict[str, Any], examination: Examination
-) -> dict[int, Record]:
-    if not run.journal.exists() or not run.journal.stat().st_size:
-        return {}
-    summary = read_summary(run.certification).whole("start over with --force")
-    _check_settings(run, settings, summary["settings"])
-    records = Journal(run.journal).read(set(examination.indices.tolist()))
-    _check_samples(run, records, examination.data)
-    return records
-
-
-def _check_settings(run: Run, settings: dict[str, Any], before: dict[str, Any]) -> None:
-    """Refuse to go on with other settings, or with another network, than before."""
-    network = [name for name in FINGERPRINTS if before.get(name) not in (None, settings[name])]
-    if network:
-        raise UserError(
-            f"{run.folder} was certified with another network (since then changed: "
-            f"{', '.join(network)}); restore it, or start over with --force"
-        )
-    missing = [name for name in FINGERPRINTS if before.get(name) is None]
-    named = [*settings, *(name for name in asdict(CHOICES) if name not in settings)]
-    changed = [n for n in named if before.get(n) != settings.get(n) and n not in missing]
-    if changed:
-        raise UserError(
-            f"{run.folder} was certified with other settings ({', '.join(changed)}); "
-            "repeat those, or start over with --force"
-        )
-    if missing:
-        raise _untraceable(run)
-
-
-def _untraceable(run: Run) -> UserError:
-    return UserError(
-        f"{run.folder} was certified by an earlier version, which did not note the network and the "
-        "samples that its verdicts are of; start over with --force"
-    )
-
-
-def _check_samples(run: Run, records: dict[int, Record], dataset: data.Dataset) -> None:
-    """Refuse records of samples that are not those of the data set any more."""
-    known = {i: record.fingerprint for i, record in records.items() if record.fingerprint}
-    if len(known) < len(records):
-        raise _untraceable(run)
-    changed = dataset.changed_sample(known)
-    if changed is not None:
-        what = "image" if records[changed].label == int(dataset.y_test[changed]) else "label"
-        raise UserError(
-            f"{dataset.name} has changed since {run.folder} was certified: test sample {changed} "
-            f"has another {what}; restore it, or start over with --force"
-        )
-
-
-def _batch_size(examination: Examination) -> int:
-    """Return how many samples go together: as many as memory allows, within limits."""
-    graph = trace(examination.module, examination.input_shape)
-    neurons = sum(math.prod(node.shape) for node in graph.nodes)
-    return min(BATCH, max(SMALLEST_BATCH, NEURONS // neurons))
+def _bisected(radii: Sequence[Fraction]) -> list[Fraction]:
+    """Order radii so that each answers for as many of the others as it can: the middle first."""
+    left, order = [sorted(radii)], []
+    while left:
+        part = left.pop(0)
+        if part:
+            middle = len(part) // 2
+            order.append(part[middle])
+            left += [part[:middle], part[middle + 1 :]]
+    return order
 
 
 class _Session(Watcher[Batch]):
-    """One certification, tied to its run folder."""
+    """One certification, tied to its folder: one radius after the other."""
 
     def __init__(
-        self,
-        run: Run,
-        examination: Examination,
-        settings: dict[str, Any],
-        records: dict[int, Record],
-        progress: Progress,
+        self, source: Source, settings: dict[str, Any], force: bool, progress: Progress
     ) -> None:
-        self.run, self.examination, self.settings = run, examination, settings
-        self.records, self.progress = records, progress
+        self.source, self.settings, self.progress = source, settings, progress
+        self.run, self.radii = source.run, source.radii
+        run = self.run
+        if force or not run.journal.exists():
+            run.clear_certification()  # without a journal, what else is there is a remnant
+        run.tidy()
+        before = earlier(run, settings, source.data, source.own)
+        self.records, self.own = before.records, before.own
+        indices = source.indices.tolist()
+        here = (indices[0], indices[-1] + 1)
+        names = [format_radius(radius) for radius in self.radii]
+        self.ranges = joined(before.ranges, {name: [here] for name in names})
+        self.asked = {name: [here] for name in names}
         self.fingerprints: dict[int, str] = {}
-        self.batch = _batch_size(examination)
+        self.batch = self._batch_size()
         self.shown = time.monotonic()
         self.journal = Journal(run.journal)
+        self.eps = self.radii[0]
+        self.known: dict[int, Record] = {}
+        # Written before the first sample, so that a journal always has its settings beside it.
+        self._write()
 
-    def decide_all(self, jobs: int, lock: Lock) -> Certification:
-        """Decide all samples that are still open, batch by batch."""
-        batches = self._open_batches()
-        workers = min(jobs, len(batches))
-        todo = (self._batch(first) for first in batches)
-        known = self.examination
-        task = partial(
-            Decider,
-            Task(self.run, known.module, known.input_shape, known.eps, self.settings, known.device),
-        )
+    def decide_all(self, jobs: int, lock: Lock | None) -> Certification:
+        """Decide all samples that are still open, radius by radius, batch by batch."""
         with self.journal:
-            if workers > 1:
-                threads = max(1, torch.get_num_threads() // jobs)
-                try:
-                    run_in_processes(task, todo, self, workers=workers, threads=threads, share=lock)
-                finally:
-                    self.run.tidy()  # what a worker that was ended was just writing
-            elif workers:
-                run_here(task, todo, self)
-        summary = self.summary()
+            for eps in _bisected(self.radii):
+                self.eps = eps
+                self._decide_radius(jobs, lock)
+        self._write()
+        shown = self.own if self.own in self.radii else self.radii[0]
+        summary = self._summary(self.asked, shown)
         assert summary.complete
         assert summary.verified + summary.falsified + summary.unknown == summary.samples
-        write_json(self.run.certification, summary.to_json())
         return summary
 
-    def summary(self) -> Certification:
-        """Summarise what is known so far."""
-        total = len(self.examination.indices)
-        return summarize(self.records.values(), total, self.settings)
+    def _decide_radius(self, jobs: int, lock: Lock | None) -> None:
+        """Decide what is open at one radius, and not settled by another one."""
+        self.known = at_radius(self.records, self.eps, self.own)
+        batches = self._open_batches()
+        workers = min(jobs, len(batches))
+        known = self.source
+        task = partial(
+            Decider,
+            Task(
+                self.run,
+                known.network,
+                known.input_shape,
+                self.eps,
+                self.settings,
+                known.device,
+                self.eps == self.own,
+                known.domain,
+            ),
+        )
+        todo = (self._batch(indices) for indices in batches)
+        if workers > 1:
+            threads = max(1, torch.get_num_threads() // jobs)
+            try:
+                run_in_processes(task, todo, self, workers=workers, threads=threads, share=lock)
+            finally:
+                self.run.tidy()  # what a worker that was ended was just writing
+        elif workers:
+            run_here(task, todo, self)
 
     def give(self, batch: Batch) -> Batch:
         """Say which samples of a batch are known, also by a worker that died of the others."""
-        known = frozenset(i for i in batch.indices.tolist() if i in self.records)
+        known = frozenset(i for i in batch.indices.tolist() if i in self.known)
         return replace(batch, known=known)
 
     def message(self, batch: Batch, record: Record) -> None:
         """Write a record down, unless it is known."""
-        if record.index not in self.records:
+        if record.index not in self.known:
             record = replace(record, fingerprint=self.fingerprints[record.index])
-            self.records[record.index] = record
+            self.known[record.index] = record
+            self.records.append(record)
             self.journal.append(record)
         self._show(at_once=False)
 
@@ -244,27 +213,38 @@ class _Session(Watcher[Batch]):
         """Report a batch."""
         self._show(at_once=True)
 
-    def _open_batches(self) -> list[int]:
-        """Return the positions where batches with undecided samples begin.
+    def _batch_size(self) -> int:
+        """Return how many samples go together: as many as memory allows, within limits."""
+        return min(BATCH, max(SMALLEST_BATCH, NEURONS // self.source.neurons))
+
+    def _open_batches(self) -> list[Tensor]:
+        """Return the batches that have undecided samples, without those settled elsewhere.
 
         Such a batch runs again as a whole: same numbers as without the interruption.
         """
-        indices = self.examination.indices.tolist()
-        return [
-            first
-            for first in range(0, len(indices), self.batch)
-            if any(i not in self.records for i in indices[first : first + self.batch])
-        ]
+        text = None if self.eps == self.own else format_radius(self.eps)
+        direct = {record.index for record in self.records if record.eps == text}
+        left = [i for i in self.source.indices.tolist() if i in direct or i not in self.known]
+        batches = [left[first : first + self.batch] for first in range(0, len(left), self.batch)]
+        return [torch.tensor(b) for b in batches if any(i not in self.known for i in b)]
 
-    def _batch(self, first: int) -> Batch:
-        tensors = self.examination.batch(first, first + self.batch)
-        indices, x, labels = (t.cpu().numpy() for t in tensors)
-        hashes = self.examination.data.fingerprints(tensors[0])
+    def _batch(self, indices: Tensor) -> Batch:
+        x, labels = self.source.batch(indices)
+        hashes = self.source.data.fingerprints(indices)
         self.fingerprints |= dict(zip(indices.tolist(), hashes, strict=True))
-        return Batch(indices, x, labels)
+        return Batch(indices.numpy(), x.numpy(), labels.numpy())
 
     def _show(self, at_once: bool) -> None:
         now = time.monotonic()
         if at_once or now - self.shown >= PROGRESS_SECONDS:
             self.shown = now
-            self.progress(self.summary())
+            self.progress(self._summary(self.asked, self.eps))
+
+    def _write(self) -> None:
+        """Write the summary of all that the folder is about."""
+        write_json(self.run.certification, self._summary(self.ranges, self.own).to_json())
+
+    def _summary(self, ranges: Ranges, eps: Fraction) -> Certification:
+        """Summarise what is known of samples at a radius, and at all of them in the curve."""
+        settings = {**named(ranges, format_radius(eps)), **self.settings}
+        return summarize_radii(self.records, ranges, eps, self.own, settings)

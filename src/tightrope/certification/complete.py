@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
+from tightrope.budget import fitting
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
@@ -24,7 +25,7 @@ from tightrope.certification.search.inputs import (
 from tightrope.certification.search.on_graph import GraphSearch
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.linear.bounded import Relaxation, relaxed
+from tightrope.domains.linear.bounded import MEMORY, Relaxation, relaxed
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import (
     ALPHA,
@@ -32,6 +33,7 @@ from tightrope.domains.linear.crown import (
     CROWN_IBP,
     Effort,
     best_bounds,
+    reduction_bytes,
     reduction_fits,
     relax,
     unstable_neurons,
@@ -154,13 +156,20 @@ def branch_and_bound(
         found = _run(search, deadline)
         if isinstance(search, InputSearch):
             return found
-        return replace(found, details=f"{found.details}{_widest(subject, opened)}")
+        instead = _instead(search) if isinstance(search, GraphSearch) else ""
+        return replace(found, details=f"{found.details}{_widest(subject, opened)}{instead}")
     return _attack_on(subject, opened, deadline)
 
 
 def _run(search: BranchAndBound | InputSearch | GraphSearch, deadline: Deadline) -> Answer:
     with until(Deadline()):  # it looks at the clock itself, and says how far it came
         return search.run(deadline.end)
+
+
+def _instead(search: GraphSearch) -> str:
+    """Say why the network was searched as it is."""
+    needed, most = reduction_bytes(search.relaxation) / 1e9, fitting(MEMORY) / 1e9
+    return f", not reduced: that takes {needed:.3g} GB, and there are {most:.3g}"
 
 
 def _widest(subject: Subject, opened: OpenProblem) -> str:

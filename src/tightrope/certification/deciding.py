@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ from torch import Tensor, nn
 
 from tightrope.certification.cascade import Samples, decide
 from tightrope.certification.problem import Choices
+from tightrope.certification.properties import PIXELS, Domain
 from tightrope.certification.stages import STAGES, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.files import write_bytes
+from tightrope.graph import Graph
+from tightrope.nets.onnx.importing import read_onnx
 from tightrope.parallel import Send
+from tightrope.radius import format_radius
 from tightrope.runs import Run
 
 
@@ -35,14 +40,31 @@ class Batch:
 
 @dataclass(frozen=True)
 class Task:
-    """What a process must know to decide batches of a run."""
+    """What a process must know to decide batches of a run.
+
+    The folder's `own` radius is not named by its records; inputs have the values of `domain`.
+    """
 
     run: Run
-    module: nn.Module
+    module: nn.Module | Graph | Path
     input_shape: tuple[int, ...]
     eps: Fraction
     settings: dict[str, Any]
     device: torch.device
+    own: bool = True
+    domain: Domain = PIXELS
+
+
+def open_subject(
+    network: nn.Module | Graph | Path, input_shape: tuple[int, ...], device: torch.device
+) -> Subject:
+    """Return the network under examination: a module, a graph, or what is in an ONNX file."""
+    if isinstance(network, nn.Module):
+        return Subject.of(network, input_shape)
+    if isinstance(network, Graph):
+        return Subject(network, network)
+    read = read_onnx(network)
+    return Subject(read.graph.to(device), read.run)
 
 
 class Decider:
@@ -50,7 +72,7 @@ class Decider:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.subject = Subject.of(task.module, task.input_shape)
+        self.subject = open_subject(task.module, task.input_shape, task.device)
         self.stages = {name: STAGES[name] for name in task.settings["stages"]}
         chosen = {name: task.settings[name] for name in ("steps", "restarts", "timeout")}
         choices = {name: v for name, v in task.settings.items() if name in ("split", "branching")}
@@ -62,19 +84,20 @@ class Decider:
         device = self.task.device
         for record in decide(
             self.subject,
-            Samples(indices, x.to(device), labels.to(device), self.task.eps),
+            Samples(indices, x.to(device), labels.to(device), self.task.eps, self.task.domain),
             stages=self.stages,
             settings=self.settings,
             keep=self._keep,
             known=batch.known,
             seed=self.task.settings["seed"],
         ):
-            send(record)
+            send(record if self.task.own else replace(record, eps=format_radius(self.task.eps)))
 
     def _keep(self, index: int, point: Tensor) -> str:
         """Store a counterexample and return its name relative to the run folder."""
         buffer = io.BytesIO()
         np.save(buffer, point.cpu().numpy(), allow_pickle=False)
-        path = self.task.run.counterexample(index)
+        eps = None if self.task.own else format_radius(self.task.eps)
+        path = self.task.run.counterexample(index, eps)
         write_bytes(path, buffer.getvalue(), own_folder=True)
         return f"{path.parent.name}/{path.name}"

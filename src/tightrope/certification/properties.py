@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from tightrope.attacks.goals import Rows
-from tightrope.box import Box
+from tightrope.box import BallBox, Box
+from tightrope.certification.arguments import check_tensor
 from tightrope.domains.rounding import down, up
 from tightrope.errors import UserError, shorten
 from tightrope.radius import Radius, parse_radius
@@ -30,20 +31,40 @@ Domain = tuple[float, float] | None
 PIXELS = (0.0, 1.0)
 
 
-def parse_ball(x: Tensor, eps: Radius, domain: Domain) -> Ball:
-    """Return the balls around inputs that must lie in the domain."""
-    if domain is not None:
-        try:
-            low, high = (float(limit) for limit in domain)
-        except (TypeError, ValueError, OverflowError):
-            low, high = math.nan, math.nan
-        if not low < high:
-            raise UserError(f"domain must be a pair (lower, upper) or None, got {shorten(domain)}")
-        domain = (low, high)
-    if not x.is_floating_point():
-        raise UserError(f"x must be of a floating-point type such as torch.float32, got {x.dtype}")
-    # A radius above 1 makes sense only where inputs are not pixels.
-    ball = Ball(x, parse_radius(eps, largest=1 if domain == PIXELS else None), domain)
+def parse_domain(domain: Domain) -> Domain:
+    """Return the range of values that inputs can have, as floats."""
+    if domain is None:
+        return None
+    try:
+        low, high = (float(limit) for limit in domain)
+    except (TypeError, ValueError, OverflowError):
+        low, high = math.nan, math.nan
+    if not low < high:
+        raise UserError(f"domain must be a pair (lower, upper) or None, got {shorten(domain)}")
+    return low, high
+
+
+def parse_norm(norm: float | str) -> float:
+    """Return 1, 2 or infinity."""
+    try:
+        number = float(norm)
+    except (TypeError, ValueError):
+        number = math.nan
+    if number not in (1, 2, math.inf):
+        raise UserError(f"norm must be 1, 2 or inf, got {shorten(norm)}")
+    return number
+
+
+def parse_ball(
+    x: Tensor, eps: Radius | Tensor, domain: Domain, norm: float | str = math.inf
+) -> Ball:
+    """Return the balls around inputs, the batch first, that must lie in the domain."""
+    domain = parse_domain(domain)
+    x = check_tensor(x, "x")
+    number = parse_norm(norm)
+    if number != math.inf and isinstance(eps, Tensor):
+        raise UserError("radii by feature go with norm=inf; an l1 or l2 ball has one radius")
+    ball = Ball(x, _radius(x, eps, domain, number), domain, number)
     exact = x.double()  # float32 would round the limits
     if not bool(((exact >= ball._low) & (exact <= ball._high) & exact.isfinite()).all()):
         low, high = PIXELS if domain is None else domain
@@ -55,40 +76,65 @@ def parse_ball(x: Tensor, eps: Radius, domain: Domain) -> Ball:
     return ball
 
 
+def _radius(x: Tensor, eps: Radius | Tensor, domain: Domain, norm: float) -> Fraction | Tensor:
+    """Return the radius, or one for each feature, whose floats are taken as they are."""
+    if not isinstance(eps, Tensor):
+        # A radius above 1 makes sense only where inputs are not pixels, or many of them add up.
+        plain = domain == PIXELS and norm == math.inf
+        return parse_radius(eps, largest=1 if plain else None)
+    radii = check_tensor(eps, "eps").double().to(x.device)
+    if radii.dim() and radii.shape not in (x.shape[1:], x.shape):
+        raise UserError(
+            f"eps has shape {tuple(radii.shape)}: give one radius, or one for each feature of an "
+            f"input of shape {tuple(x.shape[1:])}"
+        )
+    if not bool(((radii >= 0) & radii.isfinite()).all()):
+        raise UserError("eps must be finite radii, 0 or more, one for each feature")
+    return radii.expand_as(x)
+
+
 @dataclass(frozen=True)
 class Ball:
-    """The l-infinity ball around each input of a batch, within the domain of inputs."""
+    """The ball around each input of a batch, within the domain of inputs.
+
+    `eps` is one radius for all, or, in the l-infinity norm, a tensor with that of each feature of
+    each input.
+    """
 
     x: Tensor
-    eps: Fraction
+    eps: Fraction | Tensor
     domain: Domain = PIXELS
+    norm: float = math.inf
 
     def outer(self) -> Box:
         """Return a float64 box that contains the exact ball."""
-        radius = _float_above(self.eps)
+        radius = self.eps if isinstance(self.eps, Tensor) else _float_above(self.eps)
         x = self.x.double()
         lower, upper = down(x - radius), up(x + radius)
-        return Box(lower.clamp(min=self._low), upper.clamp(max=self._high))
+        return self._round(Box(lower.clamp(min=self._low), upper.clamp(max=self._high)), x)
 
     def inner(self) -> Box:
         """Return a box in the input's own dtype that lies inside the exact ball."""
-        radius = -_float_above(-self.eps)
+        radius = self.eps if isinstance(self.eps, Tensor) else -_float_above(-self.eps)
         x = self.x.double()
         lower = up(x - radius).clamp(min=self._low)
         upper = down(x + radius).clamp(max=self._high)
-        rounded_lower, rounded_upper = lower.to(self.x.dtype), upper.to(self.x.dtype)
-        rounded_lower = torch.where(
-            rounded_lower.double() < lower, up(rounded_lower), rounded_lower
-        )
-        rounded_upper = torch.where(
-            rounded_upper.double() > upper, down(rounded_upper), rounded_upper
-        )
+        inside = rounded_inward(Box(lower, upper), self.x.dtype)
         # The input itself belongs to every ball, however small.
-        return Box(torch.minimum(rounded_lower, self.x), torch.maximum(rounded_upper, self.x))
+        box = Box(torch.minimum(inside.lower, self.x), torch.maximum(inside.upper, self.x))
+        return self._round(box, self.x)
+
+    def _round(self, box: Box, x: Tensor) -> Box:
+        """Return the part of the box of an l1 or l2 ball that lies in the ball."""
+        if self.norm == math.inf:
+            return box
+        assert isinstance(self.eps, Fraction)
+        return BallBox(*box.corners, x, self.eps, int(self.norm))
 
     def select(self, index: Tensor) -> Ball:
         """Return the balls of some samples."""
-        return Ball(self.x[index], self.eps, self.domain)
+        eps = self.eps[index] if isinstance(self.eps, Tensor) else self.eps
+        return Ball(self.x[index], eps, self.domain, self.norm)
 
     @property
     def _low(self) -> float:
@@ -120,6 +166,10 @@ class Unsafe:
         matrix[:, label] = 1.0
         return cls(matrix, matrix.new_zeros(len(others)), torch.arange(len(others), device=device))
 
+    def to(self, device: torch.device) -> Unsafe:
+        """Return the same on another device."""
+        return Unsafe(*(t.to(device) for t in (self.matrix, self.offset, self.group)))
+
     def goal(self, groups: Tensor, dtype: torch.dtype) -> Rows:
         """Return what an attack on each of those groups has to reach."""
         order = self.group.argsort(stable=True)
@@ -147,6 +197,15 @@ class Unsafe:
                 part, widest = [], size
             part.append(group)
         yield groups.new_tensor(part)
+
+
+def rounded_inward(box: Box, dtype: torch.dtype) -> Box:
+    """Return the largest box of floats of a type inside a box of float64; it may be empty."""
+    lower, upper = (corner.to(dtype) for corner in box.corners)
+    return Box(
+        torch.where(lower.double() < box.lower, up(lower), lower),
+        torch.where(upper.double() > box.upper, down(upper), upper),
+    )
 
 
 def _float_above(value: Fraction) -> float:

@@ -17,7 +17,7 @@ from tightrope.deadline import Deadline, OutOfTimeError
 
 # How much is attacked together; between its steps there is time to look at the clock.
 MOST_GROUPS = 4096
-NEURONS = 1 << 26
+NEURONS = 1 << 26  # rows times points
 
 # Points that a probe goes on from, in all groups together, and how far it goes.
 FIRST_POINTS = 64
@@ -68,7 +68,7 @@ class Refuter:
     ) -> Tensor | None:
         """Attack all groups, from scratch, as long as there is time."""
         groups = self.unsafe.group.unique()
-        together = max(1, min(MOST_GROUPS, NEURONS // self.subject.neurons))
+        together = min(MOST_GROUPS, self.subject.points_at_once)
         try:
             for _ in range(restarts):
                 for part in self.unsafe.parts(groups, together):
@@ -118,7 +118,7 @@ class Refuter:
         self, points: Tensor, groups: Tensor, each: int, deadline: Deadline
     ) -> tuple[Tensor, Tensor]:
         """Return the points that come nearest to each group, and how near, [groups, each]."""
-        size = max(1, min(NEURONS // self.subject.neurons, NEURONS // len(self.unsafe.group)))
+        size = min(self.subject.points_at_once, max(1, NEURONS // len(self.unsafe.group)))
         matrix, offset = (t.to(points.dtype) for t in (self.unsafe.matrix, self.unsafe.offset))
         scores: list[Tensor] = []
         place = torch.searchsorted(groups, self.unsafe.group)

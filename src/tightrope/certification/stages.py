@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided
 from tightrope.attacks import strong_attack
-from tightrope.box import Box
+from tightrope.box import BallBox, Box
+from tightrope.budget import fitting
 from tightrope.certification import complete
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
 from tightrope.certification.search.inputs import splits_inputs
@@ -32,6 +33,7 @@ from tightrope.precision import ROUNDING
 # Neurons whose bounds are held at a time: by one pass, and by a pass for each unstable neuron.
 NEURONS = 1 << 22
 CROWN_NEURONS = 1 << 18
+NEURON_BYTES = 128  # bounds, lines and magnitudes of a neuron
 # Where few inputs vary: points that are looked at first, and seconds for them and what follows.
 PROBES, PROBING = 8192, 2.0
 QUICK_STEPS = 10
@@ -65,15 +67,20 @@ def ibp_stage(
     subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
 ) -> list[Answer]:
     """Prove by interval bounds, with every rounding error accounted for."""
-    labels = [p.problem.label for p in problems]
-    if any(label is None for label in labels):
+    if any(opened.problem.label is None for opened in problems):
         return [proof(bound) for bound in _output_bounds(subject, problems)]
+    return [proof(bound) for part in _parts(subject, problems) for bound in _margins(subject, part)]
+
+
+@torch.no_grad()
+def _margins(subject: Subject, problems: Open) -> list[float]:
+    """Bound the margins of samples by intervals."""
+    labels = [p.problem.label for p in problems]
     chosen = torch.tensor(labels, device=problems[0].problem.outer.lower.device)
-    with torch.no_grad():
-        margins, _ = interval.margins(subject.exact, _outer(problems), chosen, rounding=ROUNDING)
+    margins, _ = interval.margins(subject.exact, _outer(problems), chosen, rounding=ROUNDING)
     worst = margins.scatter(1, chosen[:, None], torch.inf).amin(1)
-    worst = torch.where(torch.isfinite(margins).all(1), worst, -torch.inf)
-    return [proof(bound) for bound in worst.tolist()]
+    found: list[float] = torch.where(torch.isfinite(margins).all(1), worst, -torch.inf).tolist()
+    return found
 
 
 def _output_bounds(subject: Subject, problems: Open) -> Iterator[float]:
@@ -120,7 +127,8 @@ def _attack(
 ) -> Tensor | None:
     """Attack all groups of a problem; where few inputs vary, from many points."""
     refuter = problem.refuter(subject)
-    if splits_inputs(subject, problem, settings.choices.split):
+    round_set = isinstance(problem.inner, BallBox)  # points that are spread would miss it
+    if not round_set and splits_inputs(subject, problem, settings.choices.split):
         return refuter.probe(
             PROBES, deadline=Deadline(min(deadline.end, time.monotonic() + PROBING))
         )
@@ -221,12 +229,16 @@ def _inner(problems: Open) -> Box:
 
 
 def _joined(boxes: list[Box]) -> Box:
+    if len(boxes) == 1:
+        return boxes[0]
     return Box(torch.cat([b.lower for b in boxes]), torch.cat([b.upper for b in boxes]))
 
 
 def _parts(subject: Subject, problems: Open) -> Iterator[Open]:
     """Split problems so that the bounds of all their neurons fit into memory."""
-    size = max(1, NEURONS // sum(math.prod(node.shape) for node in subject.exact.nodes))
+    neurons = sum(math.prod(node.shape) for node in subject.exact.nodes)
+    memory = fitting(NEURON_BYTES * NEURONS, problems[0].problem.outer.lower.device)
+    size = max(1, memory // (NEURON_BYTES * neurons))
     for first in range(0, len(problems), size):
         yield problems[first : first + size]
 

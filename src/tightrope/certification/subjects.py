@@ -11,8 +11,16 @@ from torch import Tensor, nn
 
 from tightrope.attacks import Network, for_points
 from tightrope.box import Box
+from tightrope.budget import fitting, rows_at_once
 from tightrope.graph import Graph, trace
+from tightrope.graph.halves import share_halves
+from tightrope.graph.lowering import lowered
 from tightrope.graph.maxpool import expand_max_pools
+from tightrope.graph.work import products
+
+ATTACK = 1 << 30  # bytes of what an attack computes at a time
+COPIES = 4  # of all its numbers that a point needs on its way there and back
+PASSES = 3  # that a step takes: one there, two back
 
 
 class Subject:
@@ -48,12 +56,31 @@ class Subject:
 
         BatchNorm is not folded: the rounding of folding would be outside the proof.
         """
-        return expand_max_pools(self.graph.detach().to(torch.float64))
+        graph = share_halves(self.graph.detach().to(torch.float64))
+        return lowered(expand_max_pools(graph))
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        seen = [torch.device("cpu")]
+
+        def look(tensor: Tensor) -> Tensor:
+            seen.append(tensor.device)
+            return tensor
+
+        self.graph.map_tensors(look)
+        return seen[-1]
 
     @cached_property
     def neurons(self) -> int:
         """How many numbers are computed for one input."""
         return sum(math.prod(node.shape) for node in self.graph.nodes)
+
+    @property
+    def points_at_once(self) -> int:
+        """How many points an attack may look at, with gradients, between two looks at the clock."""
+        memory, each = fitting(ATTACK), COPIES * self.neurons
+        return rows_at_once(memory, each * 4, PASSES * products(self.graph.nodes))
 
     @cached_property
     def finite(self) -> bool:

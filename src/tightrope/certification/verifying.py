@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tightrope.answer import Answer, Cause, Verdict, falsified, undecided
 from tightrope.box import Box
+from tightrope.certification.arguments import Network, check_network, precision
 from tightrope.certification.cascade import solve
 from tightrope.certification.problem import (
     CHOICES,
@@ -25,10 +26,12 @@ from tightrope.certification.problem import (
     Problem,
     check_choices,
     check_timeout,
-    robustness,
 )
-from tightrope.certification.properties import PIXELS, Domain, Unsafe, parse_ball
+from tightrope.certification.properties import PIXELS, Domain, Unsafe
+from tightrope.certification.questions import check_question
+from tightrope.certification.regions import Region, around, corners, inside
 from tightrope.certification.search.together import FEWEST, alike, decide_together
+from tightrope.certification.specs import Spec
 from tightrope.certification.subjects import Subject
 from tightrope.certification.vnnlib import (
     Case,
@@ -39,16 +42,15 @@ from tightrope.certification.vnnlib import (
 )
 from tightrope.certification.vnnlib.joining import Files, Joined, join
 from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
-from tightrope.errors import UserError, shorten
+from tightrope.devices import pick_device
+from tightrope.errors import UserError
 from tightrope.graph import Graph
 from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
 from tightrope.nets.onnx.check import evenly
 from tightrope.nets.onnx.importing import OnnxNetwork
 from tightrope.precision import provable
 from tightrope.radius import Radius
-from tightrope.runs.examination import check_seed
-
-Network = nn.Module | Graph | OnnxNetwork
+from tightrope.runs.examination import check_seed, proving_device
 
 NO_TIME = "not all of the input boxes were looked at"
 NOT_READ = "the files were not read to their end"
@@ -58,41 +60,71 @@ CHECKED_BOXES = 6
 
 
 def verify(
-    network: Network,
-    x: Tensor,
-    label: int,
+    network: Network | str | Path,
+    x: Tensor | None = None,
+    label: int | None = None,
     *,
-    eps: Radius,
+    eps: Radius | Tensor | None = None,
+    box: Box | tuple[Tensor, Tensor] | None = None,
+    spec: Spec | None = None,
+    norm: float | str = math.inf,
     domain: Domain = PIXELS,
     timeout: float = 60.0,
     split: str = "auto",
     branching: str = "intercept",
     seed: int = 0,
 ) -> Answer:
-    """Decide whether no point within `eps` of `x` (and within `domain`) changes the class.
+    """Decide whether a class wins, or a spec holds, at all inputs of a set.
 
-    `x` is one input without a batch dimension, in the network's own precision. The result says
-    `verified`, `falsified` (with a counterexample) or `unknown` (with a reason). `split` says what
-    a search takes apart (auto, input, relu), `branching` by which rule it chooses neurons.
+    The set is all points within `eps` of `x` (and within `domain`) in a `norm`: inf, 2 or 1. In
+    the first one, `eps` may be a tensor with a radius for each feature. Or it is `box`, any box or
+    pair of corners. What must hold is that class `label` wins, or `spec`, made of `argmax`,
+    `within` and `linear`, joined by & and |.
+
+    `network` is a module, a graph or the path of an ONNX file. `x` and the corners are inputs
+    without a batch dimension, `x` in the network's own precision. The result says `verified`,
+    `falsified` (with a counterexample) or `unknown` (with a reason). `split` says what a search
+    takes apart (auto, input, relu), `branching` by which rule it chooses neurons.
     """
     check_timeout(timeout)
     check_seed(seed)
     choices = check_choices(split, branching)
-    x, label = x.detach(), int(label)
-    ball = parse_ball(x[None], eps, domain)
-    with _evaluating(network):
-        subject = examine_network(network, tuple(x.shape), ball.inner())
-        _check_sample(network, subject.graph, x, label)
-        if isinstance(network, OnnxNetwork):
-            network.check([ball.outer()])
-        if int(subject.predict(x[None])[0]) != label:
-            return dataclasses.replace(falsified(x), stage="natural")
-        (problem,) = robustness(subject, ball, torch.tensor([label], device=x.device))
-        return solve(subject, problem, timeout=timeout, seed=seed, choices=choices)
+    wanted = check_question(x, eps, box, label, spec)
+    asked = around(x, eps, domain, norm) if box is None else corners(box)  # type: ignore[arg-type]
+    network = check_network(network)
+    with evaluating(network):
+        subject, region = examine(network, asked)
+        problem = wanted.problem(subject, region)
+        found = region.center
+        if isinstance(problem, Answer):
+            return problem
+        if found is not None and problem.fails(found):
+            return dataclasses.replace(falsified(found), stage="natural", note=region.note())
+        answer = solve(subject, problem, timeout=timeout, seed=seed, choices=choices)
+        return dataclasses.replace(answer, note=region.note())
+
+
+def examine(network: Network, asked: Region | Box) -> tuple[Subject, Region]:
+    """Return the network as certification needs it, and the set of inputs for its precision."""
+    box = asked.inner if isinstance(asked, Region) else asked.map(lambda t: t[None])
+    subject = examine_network(network, tuple(box.lower.shape[1:]), box)
+    dtype = (
+        network.dtype
+        if isinstance(network, OnnxNetwork)
+        else precision(subject.graph, box.lower.dtype)
+    )
+    region = asked if isinstance(asked, Region) else inside(asked, dtype)
+    if region.inner.lower.dtype != dtype:
+        raise UserError(
+            f"x must be {dtype}, which is what the network takes, got {region.inner.lower.dtype}"
+        )
+    if isinstance(network, OnnxNetwork):
+        network.check([region.outer])
+    return subject, region
 
 
 @contextmanager
-def _evaluating(network: Network) -> Iterator[None]:
+def evaluating(network: Network) -> Iterator[None]:
     """Leave a module's layers in the modes they were in."""
     layers = list(network.modules()) if isinstance(network, nn.Module) else []
     modes = [layer.training for layer in layers]
@@ -101,34 +133,6 @@ def _evaluating(network: Network) -> Iterator[None]:
     finally:
         for layer, mode in zip(layers, modes, strict=True):
             layer.training = mode
-
-
-def _check_sample(network: Network, graph: Graph, x: Tensor, label: int) -> None:
-    if len(graph.output_shape) != 1 or graph.output_shape[0] < 2:
-        raise UserError(
-            f"the network must give one number for each of at least two classes, but its output "
-            f"has shape {graph.output_shape} (x has no batch dimension)"
-        )
-    if not 0 <= label < graph.output_shape[0]:
-        raise UserError(
-            f"label must be one of 0 to {graph.output_shape[0] - 1}, got {shorten(label)}"
-        )
-    dtype = network.dtype if isinstance(network, OnnxNetwork) else _precision(graph, x.dtype)
-    if x.dtype != dtype:
-        raise UserError(f"x must be {dtype}, which is what the network takes, got {x.dtype}")
-
-
-def _precision(graph: Graph, default: torch.dtype) -> torch.dtype:
-    """Return the type of the network's weights; numbers of no dimension do not count."""
-    found = [default if default.is_floating_point else torch.float32]
-
-    def look(tensor: Tensor) -> Tensor:
-        if tensor.dim() and tensor.is_floating_point():
-            found.append(tensor.dtype)
-        return tensor
-
-    graph.map_tensors(look)
-    return found[-1]
 
 
 def examine_network(network: Network, input_shape: tuple[int, ...], box: Box) -> Subject:
@@ -153,34 +157,50 @@ def verify_file(
     split: str = "auto",
     branching: str = "intercept",
     seed: int = 0,
+    device: str = "cpu",
 ) -> Answer:
     """Decide a VNN-LIB property of an ONNX network: `verified` if it has no counterexample.
 
     A file that describes several input boxes has a counterexample if one of them has. Where it
     declares several networks, `onnx` has the file of each by name. `split` says what a search takes
-    apart (auto, input, relu), `branching` by which rule it chooses neurons.
+    apart (auto, input, relu), `branching` by which rule it chooses neurons, `device` where bounds
+    and attacks are computed (cpu, cuda, auto).
     """
     choices = check_choices(split, branching)
-    return verify_and_tell(onnx, vnnlib, timeout=timeout, seed=seed, choices=choices)[0]
+    return verify_and_tell(
+        onnx, vnnlib, timeout=timeout, seed=seed, choices=choices, device=device
+    )[0]
 
 
 def verify_and_tell(
-    onnx: Files, vnnlib: Path | str, *, timeout: float, seed: int, choices: Choices = CHOICES
+    onnx: Files,
+    vnnlib: Path | str,
+    *,
+    timeout: float,
+    seed: int,
+    choices: Choices = CHOICES,
+    device: str = "cpu",
+    started: float | None = None,
 ) -> tuple[Answer, str | None]:
-    """As `verify_file`, with the text of a counterexample in the format of the competition."""
+    """As `verify_file`, with the text of a counterexample in the format of the competition.
+
+    The clock (`time.monotonic`) starts now, or at the moment that is given.
+    """
     check_timeout(timeout)
     check_seed(seed)
-    started = time.monotonic()
-    deadline = Deadline.after(timeout)
+    target = proving_device(pick_device(device))
+    started = time.monotonic() if started is None else started
+    deadline = Deadline(started + timeout)
     try:
-        specification = read_vnnlib(Path(vnnlib), deadline)
-        network = join(specification, onnx, Path(vnnlib), deadline)
-        specification = specification.for_type(network.dtype)
-        network.check(_some_boxes(network, specification), deadline)
+        with until(deadline):
+            specification = read_vnnlib(Path(vnnlib), deadline)
+            network = join(specification, onnx, Path(vnnlib), deadline)
+            specification = specification.for_type(network.dtype)
+            network.check(_some_boxes(network, specification), deadline)
     except OutOfTimeError:
         answer = undecided(Cause.TIME, NOT_READ)
         return dataclasses.replace(answer, stage="input", seconds=time.monotonic() - started), None
-    subject = Subject(network.graph(), network.run)
+    subject = Subject(network.graph().to(target), network.run)
     answer, case = _decide_cases(subject, network, specification, deadline, seed, choices)
     note = _note(specification, network.dtype)
     answer = dataclasses.replace(answer, seconds=time.monotonic() - started, note=note)
@@ -277,8 +297,10 @@ def _problem(subject: Subject, network: Joined, case: Case) -> Problem | None:
     if inner is None:
         return None
 
+    device = subject.device
+
     def shaped(t: Tensor) -> Tensor:
-        return t.view(1, *network.input_shape)
+        return t.view(1, *network.input_shape).to(device)
 
     def fails(point: Tensor) -> bool:
         outputs = subject.outputs(point[None])[0].double().tolist()
@@ -290,7 +312,8 @@ def _problem(subject: Subject, network: Joined, case: Case) -> Problem | None:
     outer = case.outer().map(shaped)
     size = subject.graph.output_shape[0]
     inputs = network.inputs if network.echo else 0
-    return Problem(outer, inner.map(shaped), _unsafe(case, size - inputs, inputs), fails)
+    unsafe = _unsafe(case, size - inputs, inputs).to(device)
+    return Problem(outer, inner.map(shaped), unsafe, fails)
 
 
 def _decide_case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from tightrope.cli.output import (
     sample_bar,
     tell_waiting,
 )
+from tightrope.errors import UserError, shorten
 
 if TYPE_CHECKING:
     from tightrope.runs.summary import Certification
@@ -67,8 +69,11 @@ def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
 
 
 @click.command()
-@_run
-@_eps
+@click.argument("run", metavar="RUN | ONNX", type=click.Path(path_type=Path))
+@click.option("--data", type=click.Path(path_type=Path), help="With ONNX: .npz of x_test, y_test.")
+@click.option("--out", type=click.Path(path_type=Path), help="With ONNX: folder of the results.")
+@click.option("--domain", help="With ONNX: values of inputs, LOW,HIGH or none.  [0,1]")
+@click.option("--eps", help="Radius, or several: 0.1, 8/255 or 0.05,0.1.  [the run's own]")
 @_samples
 @_start
 @click.option("--stages", default=_stages, help=f"Stages in order.  [{_stages}]")
@@ -83,8 +88,28 @@ def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
 @click.option("--force", is_flag=True, help="Discard an earlier certification.")
 @_wait
 @_json
-def certify(run: Path, stages: str, wait: bool, as_json: bool, **options: Any) -> None:
-    """Certify the test samples of a run; interrupted, it continues when called again."""
+def certify(
+    run: Path,
+    out: Path | None,
+    domain: str | None,
+    stages: str,
+    wait: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Certify the test samples of a run; interrupted, it continues when called again.
+
+    More samples and other radii are added to those in the folder. A network that was trained
+    elsewhere comes as an ONNX file, with samples and a folder for the results:
+
+    \b
+    tightrope certify runs/a --eps 0.05,0.1,0.15 --samples 200
+    tightrope certify net.onnx --data samples.npz --eps 2/255 --out results
+    """
+    if run.name.endswith((".onnx", ".onnx.gz")) and not run.is_dir() and out is None:
+        raise UserError("--out is missing: the folder for the results of an ONNX network")
+    if domain is not None:
+        options["domain"] = parse_domain_option(domain)
     with sample_bar("certifying", quiet=as_json) as update:
 
         def progress(summary: Certification) -> None:
@@ -93,11 +118,22 @@ def certify(run: Path, stages: str, wait: bool, as_json: bool, **options: Any) -
 
         names = tuple(name.strip() for name in stages.split(","))
         queue = wait and tell_waiting
-        summary = tr.certify(run, stages=names, wait=queue, progress=progress, **options)
+        summary = tr.certify(run, out=out, stages=names, wait=queue, progress=progress, **options)
     if as_json:
         print_json(summary.to_json())
         return
-    print_summary(run, summary)
+    print_summary(out or run, summary)
+
+
+def parse_domain_option(text: str) -> tuple[float, float] | None:
+    """Read the range of values that inputs can have; `none` is no range."""
+    if text.strip().lower() == "none":
+        return None
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--domain must be LOW,HIGH or none, got {shorten(text)}") from None
+    return low, high
 
 
 def print_summary(run: Path, summary: Certification) -> None:
@@ -115,6 +151,26 @@ def print_summary(run: Path, summary: Certification) -> None:
         f"natural {percent(summary.natural)}   adversarial {percent(summary.adversarial)}   "
         f"certified {percent(summary.certified)}   "
         f"({summary.unknown} unknown{': ' if reasons else ''}{reasons})"
+    )
+    if summary.curve:
+        print_curve(summary.curve)
+
+
+def print_curve(curve: Sequence[Mapping[str, Any]]) -> None:
+    """Print the accuracies of several radii."""
+    columns = ("verified", "falsified", "unknown")
+    print_table(
+        "by radius",
+        ("eps", "samples", *columns, "natural", "adversarial", "certified"),
+        [
+            (
+                point["eps"],
+                point["samples"] - point["open"],
+                *(point[name] for name in columns),
+                *(percent(point[name]) for name in ("natural", "adversarial", "certified")),
+            )
+            for point in curve
+        ],
     )
 
 

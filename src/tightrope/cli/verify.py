@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from tightrope.answer import Answer, Cause, Verdict
+from tightrope.answer import WORDS, Answer, competition_word
 from tightrope.cli.options import branching_option, split_option
 from tightrope.cli.output import print_json
 from tightrope.errors import UserError, printable, shorten
@@ -14,42 +15,79 @@ from tightrope.files import write_text
 
 
 @click.command()
-@click.argument("networks", nargs=-1, required=True, metavar="ONNX | NAME=ONNX...")
-@click.argument("vnnlib", type=click.Path(path_type=Path))
-@click.option("--timeout", type=float, default=60.0, help="Seconds.  [60]")
+@click.argument("files", nargs=-1, metavar="[NAME=]ONNX... VNNLIB")
+@click.option(
+    "--instances",
+    type=click.Path(path_type=Path),
+    help="Instead: a list of instances, onnx,vnnlib,seconds in each line.",
+)
+@click.option("--timeout", type=float, help="Seconds.  [60; instances: their own]")
 @click.option(
     "--counterexample", type=click.Path(path_type=Path), help="Write a counterexample to this file."
 )
 @split_option
 @branching_option
 @click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
+@click.option("--device", default="cpu", help="cpu, cuda or auto.  [cpu]")
+@click.option("--jobs", type=int, help="Instances at a time.  [1]")
+@click.option("--out", type=click.Path(path_type=Path), help="Their results.  [results.csv]")
+@click.option("--only", help="Instances with this text in their line.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(
-    networks: tuple[str, ...],
-    vnnlib: Path,
-    timeout: float,
-    counterexample: Path | None,
+    files: tuple[str, ...],
+    instances: Path | None,
+    timeout: float | None,
     split: str,
     branching: str,
-    seed: int,
     as_json: bool,
+    **options: Any,
 ) -> None:
-    """Prove or refute a VNN-LIB property of an ONNX network.
+    """Prove or refute a VNN-LIB property of an ONNX network, or a list of them.
 
     The first line is unsat (proved: no counterexample exists), sat, timeout or unknown; a
     counterexample follows, or goes to a file. A property of several networks (VNN-LIB 2) needs the
     file of each: f=first.onnx g=second.onnx.
+
+    With --instances each line of the list is decided within its limit, and the results go to a file
+    as they come; interrupted, it continues when called again. Exit code 1 if an answer is not the
+    one in the column `verdict` of the list.
+
+    \b
+    tightrope verify net.onnx property.vnnlib --timeout 60
+    tightrope verify --instances instances.csv --jobs 2 --out results.csv
     """
-    from tightrope.certification.problem import check_choices
+    from tightrope.certification.problem import check_choices, check_timeout
+
+    if timeout is not None:
+        check_timeout(timeout)
+    choices = check_choices(split, branching)
+    listed = {name: options.pop(name) for name in ("jobs", "out", "only")}
+    counterexample = options.pop("counterexample")
+    if instances is not None:
+        if files or counterexample is not None:
+            raise UserError("--instances goes without other files")
+        run_list(instances, listed, timeout, as_json, choices=choices, **options)
+        return
+    if any(value is not None for value in listed.values()):
+        raise UserError("--jobs, --out and --only go with --instances")
+    if len(files) < 2:
+        raise UserError("give an ONNX file and a VNN-LIB file, or --instances FILE")
     from tightrope.certification.verifying import verify_and_tell
+    from tightrope.deadline import process_start
 
     found, text = verify_and_tell(
-        _files(networks),
-        vnnlib,
-        timeout=timeout,
-        seed=seed,
-        choices=check_choices(split, branching),
+        _files(files[:-1]),
+        Path(files[-1]),
+        timeout=timeout or 60.0,
+        choices=choices,
+        started=process_start(),
+        **options,
     )
+    _tell(found, text, counterexample, as_json)
+
+
+def _tell(found: Answer, text: str | None, counterexample: Path | None, as_json: bool) -> None:
+    """Print an answer; the counterexample goes to a file if one is named."""
     if text is not None and counterexample is not None:
         write_text(counterexample, text + "\n")
     if as_json:
@@ -73,6 +111,47 @@ def verify(
         click.echo(printable(text), err=True)
 
 
+def run_list(
+    path: Path, listed: dict[str, Any], timeout: float | None, as_json: bool, **options: Any
+) -> None:
+    """Decide a list of instances; a wrong answer is exit code 1."""
+    from tightrope.certification.instances import Outcome, read_instances, verify_instances
+
+    def show(outcome: Outcome, done: int, total: int) -> None:
+        if not as_json:
+            why = "" if outcome.decided else f"  {outcome.reason}"
+            flags = " WRONG" * outcome.wrong + " LATE" * outcome.late
+            line = f"{done}/{total} {outcome.onnx} {outcome.vnnlib} {outcome.result} "
+            click.echo(printable(f"{line}{outcome.seconds:.2f} s{flags}{why}"))
+
+    instances = read_instances(path, timeout, listed["only"] or "")
+    out = listed["out"] or Path("results.csv")
+    found = verify_instances(
+        instances,
+        out,
+        jobs=1 if listed["jobs"] is None else listed["jobs"],
+        progress=show,
+        **options,
+    )
+    counts = {
+        "instances": len(found),
+        **{word: sum(o.result == word for o in found) for word in WORDS},
+        "wrong": sum(o.wrong for o in found),
+        "late": sum(o.late for o in found),
+        "seconds": round(sum(o.seconds for o in found), 3),
+    }
+    if as_json:
+        print_json({**counts, "results": str(out)})
+    else:
+        decided = counts["sat"] + counts["unsat"]
+        click.echo(
+            f"{decided} of {len(found)} decided ({counts['unsat']} unsat, {counts['sat']} sat), "
+            f"{counts['wrong']} wrong, {counts['late']} late, {counts['seconds']:.1f} s: {out}"
+        )
+    if counts["wrong"]:
+        raise SystemExit(1)
+
+
 def _files(networks: tuple[str, ...]) -> Path | dict[str, Path | str]:
     """Return the file of the one network, or those of several by name."""
     if len(networks) == 1 and ("=" not in networks[0] or Path(networks[0]).exists()):
@@ -86,10 +165,3 @@ def _files(networks: tuple[str, ...]) -> Path | dict[str, Path | str]:
             )
         files[name] = Path(path)
     return files
-
-
-def competition_word(found: Answer) -> str:
-    """Return the answer in the competition's words."""
-    if found.verdict is Verdict.UNKNOWN:
-        return "timeout" if found.cause is Cause.TIME else "unknown"
-    return "unsat" if found.verdict is Verdict.VERIFIED else "sat"

@@ -14,6 +14,7 @@ from tightrope.data.catalog import (
 from tightrope.data.checks import dataset_from_arrays
 from tightrope.data.dataset import Dataset, Split
 from tightrope.data.fetch import Progress, Source
+from tightrope.data.samples import read_test_samples, samples_of_pair
 
 __all__ = [
     "Augmentation",
@@ -31,4 +32,6 @@ __all__ = [
     "fetch",
     "is_normalized",
     "load_dataset",
+    "read_test_samples",
+    "samples_of_pair",
 ]

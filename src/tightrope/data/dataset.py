@@ -141,6 +141,10 @@ class Dataset:
         """Return some test samples as the network gets them."""
         return as_float(self.augment.centre_crop(self.x_test[indices]))
 
+    def renamed(self, classes: tuple[str, ...]) -> Dataset:
+        """Return the data set with other names of its classes."""
+        return dataclasses.replace(self, classes=classes)
+
     def fingerprints(self, indices: Tensor) -> Iterator[str]:
         """Yield a hash of each of these test samples: of its label and of its image."""
         for chosen in indices.split(FINGERPRINTED):

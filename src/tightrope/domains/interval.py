@@ -22,11 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.domains.composites import difference_box, softmax_box, standardized_box
+from tightrope.domains.curves import function_box
+from tightrope.domains.products import matmul_box, product_box
 from tightrope.domains.relu_box import relu_box
 from tightrope.domains.rounding import around, cornered, down, growth, outward, tiny, up
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
-from tightrope.graph.evaluate import batchnorm_map
+from tightrope.graph.evaluate import batchnorm_map, transposed_terms
 from tightrope.graph.graph import Rules
 
 
@@ -134,16 +137,17 @@ def _widened(center: Tensor, radius: Tensor, share: float) -> Tensor:
     return radius + share * center.abs() + tiny(radius)
 
 
-def _affine(op: ops.Linear | ops.Conv2d, box: Box, *, rounding: float) -> Box:
+def _affine(op: ops.Linear | ops.Conv2d | ops.ConvTranspose2d, box: Box, *, rounding: float) -> Box:
     point_rule = POINT_RULES[type(op)]
     center, radius = box.middle
     magnitude = op.map_tensors(torch.abs)
     if not rounding:
         return Box.around(point_rule(op, center), point_rule(_unbiased(magnitude), radius))
-    share = growth(op.weight[0].numel() + 1, rounding)
+    terms = transposed_terms(op) if isinstance(op, ops.ConvTranspose2d) else op.weight[0].numel()
+    share = growth(terms + 1, rounding)
     spread = point_rule(_unbiased(magnitude), _widened(center, radius, share))
     if magnitude.bias is not None:
-        shape = (-1,) + (1,) * (2 if isinstance(op, ops.Conv2d) else 0)
+        shape = (-1,) + (1,) * (op.weight.dim() - 2)
         spread = spread + share * magnitude.bias.view(shape)
     return around(point_rule(op, center), spread * (1 + share) + tiny(spread), rounding)
 
@@ -241,6 +245,7 @@ def _concat(op: ops.Concat, *boxes: Box, rounding: float) -> Box:
 RULES: dict[type[ops.Op], Callable[..., Box]] = {
     ops.Linear: _affine,
     ops.Conv2d: _affine,
+    ops.ConvTranspose2d: _affine,
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,
     ops.Scale: _scale,
@@ -250,6 +255,7 @@ RULES: dict[type[ops.Op], Callable[..., Box]] = {
     ops.Permute: _rearrange,
     ops.Pad: _monotone,
     ops.Slice: _rearrange,
+    ops.Take: _rearrange,
     ops.Concat: _concat,
     ops.Add: _add,
     ops.Sub: _sub,
@@ -257,4 +263,10 @@ RULES: dict[type[ops.Op], Callable[..., Box]] = {
     ops.LeakyRelu: _leaky_relu,
     ops.Sigmoid: _squash,
     ops.Tanh: _squash,
+    ops.Function: function_box,
+    ops.Mul: product_box,
+    ops.MatMul: matmul_box,
+    ops.Differences: difference_box,
+    ops.Softmax: softmax_box,
+    ops.Standardize: standardized_box,
 }

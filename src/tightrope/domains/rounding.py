@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tightrope.box import Box
+from tightrope.box import BallBox, Box
 
 
 def growth(terms: int, rounding: float) -> float:
@@ -51,4 +51,4 @@ def cornered(box: Box, rounding: float) -> Box:
     """Return a box held as corners; the true ones may lie between floating-point numbers."""
     if rounding and box.centered:
         return around(*box.middle, rounding)
-    return Box(*box.corners)
+    return box if isinstance(box, BallBox) else Box(*box.corners)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tightrope.box import Box, flat
 from tightrope.domains import interval
+from tightrope.domains.linear.curves import parallel_lines
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
@@ -176,7 +177,7 @@ def _linear_map(op: ops.Op, zonotope: Zonotope, linear: ops.Op) -> Zonotope:
     return Zonotope(rule(op, zonotope.center), generators, zonotope.terms)
 
 
-def _affine(op: ops.Linear | ops.Conv2d, z: Zonotope, *, counter: Counter) -> Zonotope:
+def _affine(op: Any, z: Zonotope, *, counter: Counter) -> Zonotope:
     return _linear_map(op, z, replace(op, bias=None))
 
 
@@ -264,6 +265,30 @@ def _derivative(op: ops.Sigmoid | ops.Tanh, x: Tensor) -> Tensor:
     return (1 - value) * (1 + value)
 
 
+def _function(op: ops.Function, z: Zonotope, *, counter: Counter) -> Zonotope:
+    """Lines of the chord's slope on both sides."""
+    lower, upper = z.box.corners
+    slope, low, high = parallel_lines(op, lower, upper)
+    radius = ((high - low) / 2).clamp(min=0)
+    return _between_lines(z, slope, (low + high) / 2, radius, radius > 0, counter)
+
+
+def _product(op: ops.Op, a: Zonotope, b: Zonotope, *, counter: Counter) -> Zonotope:
+    """Linear in both but for the product of the deviations, which becomes an error term."""
+    rule = POINT_RULES[type(op)]
+    (left, right), terms = _aligned((a, b))
+    size = (len(a.center), len(terms))
+
+    def each(first: Tensor, second: Tensor) -> Tensor:
+        first, second = (t.expand(*size, *t.shape[2:]).flatten(0, 1) for t in (first, second))
+        return rule(op, first, second).unflatten(0, size)
+
+    generators = each(left, b.center.unsqueeze(1)) + each(a.center.unsqueeze(1), right)
+    center, radius = rule(op, a.center, b.center), rule(op, a.box.radius, b.box.radius)
+    everywhere = torch.ones(center[0].numel(), dtype=torch.bool, device=center.device)
+    return _with_errors(Zonotope(center, generators, terms), radius, everywhere, counter)
+
+
 def _max_pool(op: ops.MaxPool, z: Zonotope, *, counter: Counter) -> Zonotope:
     """Pass on an input that no other of its window can exceed; otherwise take the hull."""
     lower, upper = z.box.corners
@@ -298,11 +323,12 @@ def by_intervals(op: ops.Op, *zonotopes: Zonotope, counter: Counter) -> Zonotope
 
 
 # Operations for which `by_intervals` has to do.
-BY_INTERVALS: tuple[type[ops.Op], ...] = ()
+BY_INTERVALS: tuple[type[ops.Op], ...] = (ops.Softmax, ops.Standardize)
 
 RULES: dict[type[ops.Op], Callable[..., Any]] = {
     ops.Linear: _affine,
     ops.Conv2d: _affine,
+    ops.ConvTranspose2d: _affine,
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,
     ops.Scale: _rearrange,
@@ -312,6 +338,7 @@ RULES: dict[type[ops.Op], Callable[..., Any]] = {
     ops.Permute: _rearrange,
     ops.Pad: _pad,
     ops.Slice: _rearrange,
+    ops.Take: _rearrange,
     ops.Concat: _join,
     ops.Add: _join,
     ops.Sub: _join,
@@ -319,5 +346,9 @@ RULES: dict[type[ops.Op], Callable[..., Any]] = {
     ops.LeakyRelu: _kinked,
     ops.Sigmoid: _squash,
     ops.Tanh: _squash,
+    ops.Function: _function,
+    ops.Mul: _product,
+    ops.MatMul: _product,
+    ops.Differences: _rearrange,
     **dict.fromkeys(BY_INTERVALS, by_intervals),
 }

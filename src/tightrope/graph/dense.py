@@ -68,6 +68,23 @@ def convolution_entries(
     return _entries(shape[0], op.weight.shape[0], op.groups, *sides(op, shape))
 
 
+def transposed_shape(op: ops.ConvTranspose2d, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of what a transposed convolution makes of inputs of that shape."""
+    sizes = zip(
+        shape[1:], op.weight.shape[2:], op.stride, op.padding, op.extra, op.dilation, strict=True
+    )
+    after = [(n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, k, s, p, e, d in sizes]
+    return (op.weight.shape[1] * op.groups, *after)
+
+
+def transposed_entries(
+    op: ops.ConvTranspose2d, after: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return input, output and weight number of each entry; `after` is the outputs' shape."""
+    conv = ops.Conv2d(op.weight, None, op.stride, op.padding, op.dilation, op.groups)
+    return convolution_entries(conv, after)[:3]
+
+
 @lru_cache(maxsize=64)
 def _entries(
     channels: int, outputs: int, groups: int, rows: Side, columns: Side

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.graph import ops
+from tightrope.graph import ops, smooth
 from tightrope.graph.dense import convolve
 from tightrope.graph.rounding import ELEMENTARY, Rounded, growth, once, outwards, rearranged, summed
 
@@ -69,6 +69,22 @@ def _rounded_conv(rule: Any, op: ops.Conv2d, x: Rounded) -> Rounded:
     return summed(directly, op, x, op.weight[0].numel() + 1)
 
 
+def _take(op: ops.Take, x: Tensor) -> Tensor:
+    flat = x.reshape(len(x), -1).index_select(1, op.index.flatten().to(x.device))
+    return flat.view(len(x), *op.index.shape)
+
+
+def _conv_transpose(op: ops.ConvTranspose2d, x: Tensor) -> Tensor:
+    return F.conv_transpose2d(
+        x, op.weight, op.bias, op.stride, op.padding, op.extra, op.groups, op.dilation
+    )
+
+
+def transposed_terms(op: ops.ConvTranspose2d) -> int:
+    """Return of how many products an output of a transposed convolution is at most the sum."""
+    return op.weight.shape[0] // op.groups * math.prod(op.weight.shape[2:])
+
+
 def _rounded_scale(rule: Any, op: ops.Scale, x: Rounded) -> Rounded:
     value = rule(op, x.value)
     carried = rule(ops.Scale(op.factor.abs(), op.divide), x.error)
@@ -100,6 +116,9 @@ TABLE: dict[type[ops.Op], Row] = {
         lambda rule, op, x: summed(rule, op, x, op.weight.shape[1] + 1),
     ),
     ops.Conv2d: Row(convolve, _rounded_conv),
+    ops.ConvTranspose2d: Row(
+        _conv_transpose, lambda rule, op, x: summed(rule, op, x, transposed_terms(op) + 1)
+    ),
     ops.BatchNorm: Row(_batch_norm, _rounded_batch_norm),
     ops.Shift: Row(lambda op, x: x - op.offset if op.subtract else x + op.offset, once),
     ops.Scale: Row(lambda op, x: x / op.factor if op.divide else x * op.factor, _rounded_scale),
@@ -117,6 +136,7 @@ TABLE: dict[type[ops.Op], Row] = {
     ops.Permute: Row(lambda op, x: x.permute(op.dims), rearranged),
     ops.Pad: Row(lambda op, x: F.pad(x, op.pads, value=op.value), _rounded_pad),
     ops.Slice: Row(lambda op, x: x[(slice(None), *op.index)], rearranged),
+    ops.Take: Row(_take, rearranged),
     ops.Concat: Row(lambda op, *xs: torch.cat(xs, op.dim), rearranged),
     ops.Add: Row(lambda op, a, b: a + b, once),
     ops.Sub: Row(lambda op, a, b: a - b, once),
@@ -124,6 +144,12 @@ TABLE: dict[type[ops.Op], Row] = {
     ops.LeakyRelu: Row(lambda op, x: F.leaky_relu(x, op.slope), _rounded_leaky),
     ops.Sigmoid: Row(lambda op, x: torch.sigmoid(x), _rounded_sigmoid),
     ops.Tanh: Row(lambda op, x: torch.tanh(x), _rounded_tanh),
+    ops.Function: Row(smooth.function, smooth.rounded_function),
+    ops.Mul: Row(smooth.product, smooth.rounded_product),
+    ops.MatMul: Row(smooth.matrix_product, smooth.rounded_product),
+    ops.Differences: Row(smooth.differences, smooth.rounded_differences),
+    ops.Softmax: Row(smooth.softmax, smooth.rounded_softmax),
+    ops.Standardize: Row(smooth.standardize, smooth.rounded_standardize),
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tightrope.deadline import check_time
 from tightrope.errors import UserError
 from tightrope.graph import evaluate, ops
 
@@ -62,6 +63,7 @@ class Graph:
         wanted = {len(self.nodes) - 1, *keep}
         values: dict[int, Any] = {0: value}
         for i, node in enumerate(self.nodes[1:], start=1):
+            check_time()
             arguments = [values[j] for j in node.inputs]
             values[i] = rules[type(node.op)](node.op, *arguments, **context)
             for j in set(node.inputs):

@@ -17,7 +17,8 @@ from tightrope.graph.windows import sides
 LARGEST_WINDOW = 1024
 
 # What only rearranges, repeats or averages values leaves them nonnegative.
-_KEEP_SIGN = (ops.Reshape, ops.Permute, ops.Slice, ops.Concat, ops.AvgPool, ops.MaxPool, ops.Add)
+_MOVE = (ops.Reshape, ops.Permute, ops.Slice, ops.Take, ops.Concat)
+_KEEP_SIGN = (*_MOVE, ops.AvgPool, ops.MaxPool, ops.Add)
 
 
 def expand_max_pools(graph: Graph) -> Graph:

@@ -15,6 +15,7 @@ step and gradients reach the parameters. Shapes never include the batch dimensio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Self
@@ -56,6 +57,22 @@ class Conv2d(Op):
     bias: Tensor | None
     stride: Pair
     padding: Pair
+    dilation: Pair
+    groups: int
+
+
+@dataclass(frozen=True, eq=False)
+class ConvTranspose2d(Op):
+    """Transposed convolution: the transpose of a convolution with this weight, and a bias.
+
+    `extra` is its output padding, below the stride in each direction.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    stride: Pair
+    padding: Pair
+    extra: Pair
     dilation: Pair
     groups: int
 
@@ -145,6 +162,16 @@ class Slice(Op):
 
 
 @dataclass(frozen=True, eq=False)
+class Take(Op):
+    """Numbers of each sample, by their flat places: copies in any order, each any number of times.
+
+    `index` has the shape of the result.
+    """
+
+    index: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Concat(Op):
     """Concatenate along `dim` (the batch is dimension 0)."""
 
@@ -183,10 +210,61 @@ class Tanh(Op):
     """Hyperbolic tangent."""
 
 
+@dataclass(frozen=True, eq=False)
+class Function(Op):
+    """A function of each number by itself: a row of `functions.FUNCTIONS`.
+
+    `least` is a number that the argument is never below, whatever boxes say.
+    """
+
+    name: str
+    parameters: tuple[float, ...] = ()
+    least: float = -math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Mul(Op):
+    """Product of two nodes, number by number, broadcast onto each other.
+
+    Its absolute value is never above `limit`, whatever boxes say.
+    """
+
+    limit: float = math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class MatMul(Op):
+    """Product of two nodes as matrices in their last two dimensions, broadcast in the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Differences(Op):
+    """`x_j - x_i` for all pairs of numbers along the last dimension, at place i, j."""
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(Op):
+    """`exp(x_i) / sum_j exp(x_j)` over the last dimension, or its logarithm."""
+
+    logarithm: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Standardize(Op):
+    """`(x - mean) / sqrt(variance + epsilon)` over the last dimension of each sample.
+
+    Without `center` nothing is subtracted: `x / sqrt(mean of squares + epsilon)`.
+    """
+
+    epsilon: float
+    center: bool = True
+
+
 ALL_OPS: tuple[type[Op], ...] = (
     Input,
     Linear,
     Conv2d,
+    ConvTranspose2d,
     BatchNorm,
     Shift,
     Scale,
@@ -196,6 +274,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Permute,
     Pad,
     Slice,
+    Take,
     Concat,
     Add,
     Sub,
@@ -203,4 +282,10 @@ ALL_OPS: tuple[type[Op], ...] = (
     LeakyRelu,
     Sigmoid,
     Tanh,
+    Function,
+    Mul,
+    MatMul,
+    Differences,
+    Softmax,
+    Standardize,
 )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.deadline import check_time
 from tightrope.errors import UserError
 from tightrope.graph import ops
 from tightrope.graph.evaluate import ROUNDED_RULES
@@ -64,6 +65,7 @@ def same_nodes(
         values: dict[int, Rounded] = {0: Rounded.known(points)}
         last_use = {j: i for i, node in enumerate(graph.nodes) for j in node.inputs}
         for i, node in enumerate(graph.nodes):
+            check_time()
             if not isinstance(node.op, ops.Input):
                 inputs = [values[j] for j in node.inputs]
                 values[i] = ROUNDED_RULES[type(node.op)](node.op, *inputs)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from tightrope.graph import ops
 
@@ -34,6 +37,34 @@ class Apply:
     inputs: tuple[Value, ...]
     operations: tuple[ops.Op, ...]
     first_of_several: bool = False
+
+
+class Maker(Protocol):
+    """Whoever makes a graph: appends operations, which are known by their positions."""
+
+    nodes: list[Any]
+
+    def append(self, op: ops.Op, *inputs: int) -> int:
+        """Append an operation and return its position."""
+        ...
+
+    def shape_of(self, position: int) -> tuple[int, ...]:
+        """Return the shape of a node's samples."""
+        ...
+
+    def number(self, value: float) -> Tensor:
+        """Return a constant in the network's precision."""
+        ...
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A request for several operations: `build` appends them and says where the results are.
+
+    A result that is left out is None.
+    """
+
+    build: Callable[[Any], int | tuple[int | None, ...]]
 
 
 def apply(inputs: Value | tuple[Value, ...], *operations: ops.Op) -> Apply | Value:

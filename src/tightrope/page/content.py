@@ -44,6 +44,19 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Radius:
+    """The accuracies at one of several radii; `samples` are those decided, `value` is a float."""
+
+    eps: str
+    value: float
+    samples: int
+    natural: float
+    adversarial: float | None
+    certified: float
+    unknown: int
+
+
+@dataclass(frozen=True)
 class Certificate:
     """The summary of a certification; `open` samples have no verdict yet."""
 
@@ -58,6 +71,7 @@ class Certificate:
     seconds: float
     eps: str | None
     stages: tuple[Stage, ...] = ()
+    radii: tuple[Radius, ...] = ()
     reasons: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -16,6 +16,7 @@ from tightrope.page.margins import draw_margins
 from tightrope.page.markup import Markup, each, escape, join, page_file, tag
 from tightrope.page.numbers import count
 from tightrope.page.overview import best_run, comparable, draw_cards, draw_table
+from tightrope.page.radii import draw_radii
 from tightrope.page.repeating import draw_settings
 from tightrope.page.tradeoff import draw_tradeoff
 from tightrope.page.verdicts import patterns
@@ -102,7 +103,9 @@ _UNCERTIFIED = "Nothing is certified yet: `tightrope certify` does that."
 
 
 def _cascade(run: Contents) -> Markup | None:
-    return None if run.certificate is None else draw_cascade(run.certificate)
+    if run.certificate is None:
+        return None
+    return join(draw_cascade(run.certificate), draw_radii(run.certificate))
 
 
 def _summary(runs: Sequence[Contents], skipped: Sequence[Skipped]) -> Markup:

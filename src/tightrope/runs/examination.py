@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tightrope.data import Dataset as Dataset
-from tightrope.data import load_dataset
+from tightrope.data import load_dataset, read_test_samples
 from tightrope.devices import pick_device
 from tightrope.errors import UserError, shorten
 from tightrope.radius import Radius, parse_radius
@@ -41,6 +42,12 @@ class Examination:
 def load_data(name: str, folder: str | None) -> Dataset:
     """Load the data set that settings name."""
     return load_dataset(name, None if folder is None else Path(folder))
+
+
+def load_samples(name: str, shape: Any) -> Dataset:
+    """Load the test samples of a network that was trained elsewhere, for inputs of a shape."""
+    listed = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape)
+    return read_test_samples(Path(name), tuple(shape) if listed else None, in_pixels=True)
 
 
 def check_seed(seed: int) -> None:
@@ -76,6 +83,11 @@ def choose_samples(dataset: Dataset, samples: int | None, start: int = 0) -> Ten
     return torch.arange(start, start + count)
 
 
+def proving_device(device: torch.device) -> torch.device:
+    """Return where proofs are computed: they need float64, which MPS does not have."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def examine(
     run: Run, eps: Radius | None, samples: int | None, start: int, device: str | None
 ) -> Examination:
@@ -93,9 +105,7 @@ def examine(
             f"{dataset.num_classes}: the run folder belongs to another network or data set"
         )
     indices = choose_samples(dataset, samples, start)
-    target = pick_device(device or settings.device)
-    if target.type == "mps":
-        target = torch.device("cpu")  # proofs need float64, which MPS does not have
+    target = proving_device(pick_device(device or settings.device))
     return Examination(
         module.to(target), architecture.input_shape, radius, indices, dataset, target
     )

@@ -26,8 +26,10 @@ from tightrope.runs.history import read_history, total
 ESTIMATED, EXACT, SPLITS = "margins.json", "exact.jsonl", "splits.json"
 # The hashes by which results know their network.
 FINGERPRINTS = ("weights", "architecture", "normalization")
-# The names of counterexamples: of test sample 18, `000018.npy`.
-_POINT = re.compile(r"[0-9]{6,}\.npy")
+# The names of counterexamples: of test sample 18, `000018.npy`, and `000018-2_255.npy` of a radius
+# that is not the folder's own.
+_POINT = re.compile(r"[0-9]{6,}(-[-+_.0-9a-z]{1,40})?\.npy")
+_LONGEST = 40
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,13 @@ class Run:
         """Folder of the counterexamples found."""
         return self.folder / "counterexamples"
 
-    def counterexample(self, index: int) -> Path:
-        """The counterexample to a test sample."""
-        return self.counterexamples / f"{index:06d}.npy"
+    def counterexample(self, index: int, eps: str | None = None) -> Path:
+        """The counterexample to a test sample, at a radius other than the folder's own if named."""
+        if eps is None:
+            return self.counterexamples / f"{index:06d}.npy"
+        name = eps.replace("/", "_")
+        name = name if len(name) <= _LONGEST else _hash(eps)[:_LONGEST]
+        return self.counterexamples / f"{index:06d}-{name}.npy"
 
     @property
     def attack(self) -> Path:

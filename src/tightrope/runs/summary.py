@@ -13,6 +13,8 @@ from tightrope.runs.found import Found, mapping, read_result
 from tightrope.runs.journal import Record
 
 WHAT = "the summary of the certification"
+_COUNTS = ("samples", "verified", "falsified", "unknown", "open")
+_POINT = (*_COUNTS, "natural", "adversarial", "certified")
 LARGEST = 1e30  # larger numbers are damage
 # The stages that look for counterexamples.
 REFUTING = frozenset({"quick", "attack", "bab", "milp"})
@@ -24,7 +26,8 @@ class Certification:
 
     `natural`, `adversarial` and `certified` are accuracies over all decided samples: classified
     correctly; correctly and not refuted; proved. `adversarial` is None when no stage ran that
-    refutes. `reasons` counts why samples stayed unknown, as far as a stage said so.
+    refutes. `reasons` counts why samples stayed unknown, as far as a stage said so. `curve` has the
+    counts and accuracies of each radius, where there are several, from the smallest on.
     """
 
     samples: int
@@ -40,21 +43,25 @@ class Certification:
     complete: bool
     reasons: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    curve: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `certification.json`."""
         return asdict(self)
 
+    def point(self) -> dict[str, Any]:
+        """Return what a curve says of this radius."""
+        return {"eps": self.settings["eps"], **{name: getattr(self, name) for name in _POINT}}
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Certification:
         """Read what `to_json` wrote; `ValueError` if numbers are missing or make no sense."""
         try:
-            counts = ("samples", "verified", "falsified", "unknown", "open")
             adversarial = values["adversarial"]
             if not values["samples"]:
                 raise ValueError("no samples")
             return cls(
-                **{name: _whole(values[name]) for name in counts},
+                **{name: _whole(values[name]) for name in _COUNTS},
                 natural=_share(values["natural"]),
                 adversarial=None if adversarial is None else _share(adversarial),
                 certified=_share(values["certified"]),
@@ -63,6 +70,7 @@ class Certification:
                 complete=bool(values["complete"]),
                 reasons={str(k): _whole(n) for k, n in mapping(values.get("reasons", {})).items()},
                 settings=mapping(values["settings"]),
+                curve=[_point(mapping(point)) for point in values.get("curve", [])],
             )
         except KeyError as error:
             raise ValueError(f"{error} is missing") from None
@@ -80,6 +88,15 @@ def read_summary(path: Path) -> Found[dict[str, Any]]:
 def _stage(values: Any) -> dict[str, Any]:
     counts = {name: _whole(mapping(values)[name]) for name in ("verified", "falsified")}
     return {**counts, "seconds": _amount(values["seconds"])}
+
+
+def _point(values: dict[str, Any]) -> dict[str, Any]:
+    shares = {name: values[name] for name in ("natural", "adversarial", "certified")}
+    return {
+        "eps": str(values["eps"]),
+        **{name: _whole(values[name]) for name in _COUNTS},
+        **{name: None if share is None else _share(share) for name, share in shares.items()},
+    }
 
 
 def _whole(value: Any) -> int:

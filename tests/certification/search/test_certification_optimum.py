@@ -96,7 +96,7 @@ def problems(numbers: list[int]) -> Subproblems:
     """Return subproblems that can be told apart by their row."""
     row = torch.tensor(numbers)
     wide = row[:, None].expand(-1, 3).float()
-    return Subproblems(row, wide.to(torch.int8), wide, wide * 2, wide[:, :0])
+    return Subproblems(row, wide.to(torch.int8), wide, wide * 2, wide[:, :0], row * 0)
 
 
 def test_the_lowest_bounds_leave_first_and_nothing_is_lost() -> None:
@@ -131,4 +131,4 @@ def test_peek_leaves_the_pool_as_it_is() -> None:
     pool = Pool(problems([1, 2, 3]), torch.tensor([3.0, 1.0, 2.0]))
     assert pool.peek(2).row.tolist() == [2, 3]
     assert len(pool) == 3
-    assert pool.bytes == 3 * (8 + 3 + 12 + 12 + 4)
+    assert pool.bytes == 3 * (8 + 3 + 12 + 12 + 4 + 8)

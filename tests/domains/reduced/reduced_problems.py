@@ -58,6 +58,7 @@ def random_problems(network: Reduced, count: int, *, splits: float, seed: int) -
         alpha=rand(count, network.size),
         beta=rand(count, network.size) * (rand(count, network.size) < 0.5),
         gamma=rand(count, 0),
+        region=torch.zeros(count, dtype=torch.long),
     )
 
 

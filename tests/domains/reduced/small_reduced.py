@@ -90,6 +90,7 @@ def subproblem(
         alpha=floats([neuron.alpha for neuron in neurons])[None],
         beta=floats([neuron.beta for neuron in neurons])[None],
         gamma=floats(gamma)[None],
+        region=torch.zeros(1, dtype=torch.long),
     )
 
 

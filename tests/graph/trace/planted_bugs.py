@@ -12,8 +12,8 @@ from handmade_modules import Call
 from torch import Tensor
 
 from tightrope.graph import ops
-from tightrope.graph.trace.tracing import converters
-from tightrope.graph.values import Apply, Value, apply
+from tightrope.graph.trace import elementwise
+from tightrope.graph.values import Apply, Composed, Value, apply
 
 aten = torch.ops.aten
 FLAT, SQUARE, IMAGE = (4,), (3, 3), (2, 5, 5)
@@ -39,12 +39,46 @@ def bug(
     return Bug(forward, shape, convert, operators)
 
 
+class Meddling:
+    """A maker of graphs that changes operations, or what they read."""
+
+    def __init__(self, make: Any, op: Callable[[Any], ops.Op], inputs: Callable[[Any], Any]):
+        self.make, self.op, self.inputs = make, op, inputs
+        self.changed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.make, name)
+
+    def append(self, op: ops.Op, *inputs: int) -> int:
+        made, given = self.op(op), self.inputs(inputs)
+        self.changed |= made is not op or given != inputs
+        return self.make.append(made, *given)
+
+
+def meddled(
+    found: Composed,
+    op: Callable[[Any], ops.Op] = lambda op: op,
+    inputs: Callable[[Any], Any] = lambda inputs: inputs,
+) -> Composed:
+    """The same composition by a maker that meddles with it."""
+
+    def build(make: Any) -> Any:
+        meddling = Meddling(make, op, inputs)
+        result = found.build(meddling)
+        assert meddling.changed
+        return result
+
+    return Composed(build)
+
+
 def changed(kind: type[ops.Op], change: Callable[[Any], ops.Op]) -> Callable[[Convert], Convert]:
     """A converter whose operations of one kind are changed afterwards."""
 
     def wrap(convert: Convert) -> Convert:
         def wrong(*args: Any, **kwargs: Any) -> Any:
             found = convert(*args, **kwargs)
+            if isinstance(found, Composed):
+                return meddled(found, lambda op: change(op) if isinstance(op, kind) else op)
             made = tuple(change(op) if isinstance(op, kind) else op for op in found.operations)
             assert made != found.operations
             return replace(found, operations=made)
@@ -76,6 +110,8 @@ def inputs(
     def wrap(convert: Convert) -> Convert:
         def wrong(*args: Any, **kwargs: Any) -> Any:
             found = convert(*args, **kwargs)
+            if isinstance(found, Composed):
+                return meddled(found, inputs=lambda given: change(given) if given[1:] else given)
             assert isinstance(found, Apply)
             return replace(found, inputs=change(found.inputs))
 
@@ -119,11 +155,11 @@ def max_for_mean(x: Value, kernel: Any, *options: Any) -> Any:
 
 
 def added(a: Any, b: Any, *, alpha: float = 1) -> Any:
-    return apply(a, ops.Shift(converters._aligned(b, a)))
+    return elementwise._add(a, b)
 
 
 def twice_the_first(a: Any, b: Any) -> Any:
-    return apply((a, a), ops.Add()) if isinstance(b, Value) else converters._add(a, b)
+    return apply((a, a), ops.Add()) if isinstance(b, Value) else elementwise._add(a, b)
 
 
 BUGS: dict[str, Bug] = {
@@ -260,7 +296,7 @@ BUGS: dict[str, Bug] = {
     ),
     "number minus value the other way round": bug(
         lambda s, x: torch.rsub(x, 0.5), FLAT,
-        instead(lambda a, b, alpha=1: converters._sub(a, b)), aten.rsub,
+        instead(lambda a, b, alpha=1: elementwise._sub(a, b)), aten.rsub,
     ),
     "constant added for subtracted": bug(
         lambda s, x: x - s.row, FLAT, instead(added), aten.sub
@@ -276,6 +312,52 @@ BUGS: dict[str, Bug] = {
     ),
     "product for quotient": bug(
         lambda s, x: x / s.row, FLAT, fields(ops.Scale, divide=False), aten.div
+    ),
+    "maximum for minimum": bug(
+        lambda s, x: torch.minimum(x, s.square(x)), FLAT, instead(elementwise.maximum), aten.minimum
+    ),
+    "limit off by a thousandth": bug(
+        lambda s, x: x.clamp(-0.5, 0.7), FLAT,
+        fields(ops.Shift, offset=lambda t: t * 1.001), aten.clamp,
+    ),
+    "limit from the other side": bug(
+        lambda s, x: x.clamp_min(0.2), FLAT,
+        instead(lambda x, low: elementwise._clamp(x, high=low)), aten.clamp_min,
+    ),
+    "slopes of the wrong sign": bug(
+        lambda s, x: F.prelu(x, s.row), FLAT, fields(ops.Scale, factor=torch.abs), aten.prelu
+    ),
+    "slopes of the wrong channels": bug(
+        lambda s, x: F.prelu(x, s.row), FLAT,
+        fields(ops.Scale, factor=lambda t: t.flip(0) if t.dim() else t), aten.prelu,
+    ),
+    "absolute value of one half": bug(
+        lambda s, x: x.abs(), FLAT, inputs(lambda pair: (pair[0], pair[0])), aten.abs
+    ),
+    # copies
+    "copies off by one": bug(
+        lambda s, x: x.roll(1, 1), FLAT, fields(ops.Take, index=lambda t: t.roll(1)), aten.roll
+    ),
+    "copies of one place only": bug(
+        lambda s, x: x.flip((1, 2)), SQUARE, fields(ops.Take, index=torch.zeros_like), aten.flip
+    ),
+    "stacked the other way round": bug(
+        lambda s, x: torch.stack((x, 2 * x), 1), FLAT, inputs(lambda v: v[::-1]), aten.stack
+    ),
+    "sum of another axis": bug(
+        lambda s, x: x.sum(1), SQUARE, fields(ops.Permute, dims=(0, 1, 2)), aten.sum
+    ),
+    "mean of one more": bug(
+        lambda s, x: x.mean(2), SQUARE, fields(ops.Scale, factor=lambda t: t + 1), aten.mean
+    ),
+    # transposed convolutions
+    "transposed convolution with turned kernels": bug(
+        lambda s, x: F.conv_transpose2d(x, s.grouped.weight, stride=2), IMAGE,
+        fields(ops.ConvTranspose2d, weight=lambda t: t.flip(-1)), aten.conv_transpose2d,
+    ),
+    "transposed convolution with swapped padding": bug(
+        lambda s, x: F.conv_transpose2d(x, s.grouped.weight, padding=(1, 0)), IMAGE,
+        fields(ops.ConvTranspose2d, padding=swapped), aten.conv_transpose2d,
     ),
     "sign ignored": bug(lambda s, x: -x, FLAT, instead(lambda x: x), aten.neg),
     # activations

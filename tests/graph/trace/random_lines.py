@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import random_copies
 import torch
 from random_modules import MASKS, Shape, Writer
 from torch import Tensor, nn
@@ -104,6 +105,9 @@ _LAYERS: tuple[tuple[Callable[..., nn.Module], Callable[[Shape], bool], int], ..
     (_avg_pool, _image, 3),
     (_activation, lambda shape: True, 5),
     (_rearranging, lambda shape: len(shape) >= 1, 2),
+    (random_copies.transposed, lambda shape: _image(shape) or len(shape) == 2, 2),
+    (random_copies.of_lines, lambda shape: len(shape) == 2, 3),
+    (random_copies.bends, lambda shape: len(shape) >= 1, 2),
 )
 
 
@@ -230,6 +234,7 @@ def function(w: Writer) -> None:
             f"F.conv2d({name}, {_weight(w, 2, shape[0], 1, kernel)}, padding=1)",
         ]  # fmt: skip
     if shape:
+        choices += random_copies.calls(w, name, shape)
         choices.append(f"F.linear({name}, {_weight(w, 3, shape[-1])}, {_weight(w, 3)})")
     if len(shape) in (1, 2, 3):
         mean, variance = (w.hold(w.numbers(shape[0]).abs(), "buffer") for _ in range(2))

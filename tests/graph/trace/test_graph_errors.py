@@ -92,12 +92,10 @@ def test_all_unsupported_parts_are_listed_at_once(module: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("layer", "shape", "reason"),
     [
-        (nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), IMAGE, "reflect"),
         (nn.BatchNorm2d(2, track_running_stats=False), IMAGE, "track_running_stats"),
         (nn.AvgPool2d(2, divisor_override=3), IMAGE, "divisor_override"),
-        (nn.AdaptiveAvgPool2d(3), IMAGE, "not a divisor"),
-        (nn.LeakyReLU(-0.5), (4,), "slope"),
-        (nn.ConvTranspose2d(2, 2, 3), IMAGE, "ConvTranspose2d"),
+        (nn.LeakyReLU(float("inf")), (4,), "slope"),
+        (nn.ConvTranspose3d(2, 2, 3), (2, 3, 3, 3), "ConvTranspose3d"),
         (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), (4,), "Linear"),
     ],
 )
@@ -130,7 +128,7 @@ REFUSED: dict[str, tuple[Callable[..., object], tuple[int, ...], str]] = {
     "product": (lambda s, x: x * x, (4,), "product"),
     "quotient": (lambda s, x: 1 / x, (4,), "division"),
     "division by zero": (lambda s, x: x / 0, (4,), "division by zero"),
-    "sum that broadcasts": (lambda s, x: x + x[:, :1], (4,), "(4,) and (1,)"),
+    "sum that broadcasts": (lambda s, x: x + x.flatten(1), (1, 4), "(1, 4) and (4,)"),
     "constant that broadcasts the sample": (
         lambda s, x: x + torch.ones(3, 4),
         (4,),
@@ -147,11 +145,12 @@ REFUSED: dict[str, tuple[Callable[..., object], tuple[int, ...], str]] = {
     "layer on a constant": (lambda s, x: x + s.linear(s.token), (4,), "computed"),
     # means
     "mean of everything": (lambda s, x: x.mean(), IMAGE, "mean"),
-    "mean over channels": (lambda s, x: x.mean(1), IMAGE, "mean"),
+    "mean of the batch": (lambda s, x: x + x.mean(0, keepdim=True), IMAGE, "mean"),
     # indices
-    "index by a list": (lambda s, x: x[:, [0, 2]], (4,), "index"),
+    "index by a value": (lambda s, x: x[:, x[0].long()], (4,), "operation"),
     # options of functions
-    "reflection": (lambda s, x: F.pad(x, (1, 1, 1, 1), mode="reflect"), IMAGE, "reflect"),
+    "samples mixed": (lambda s, x: x.roll(1, 0), IMAGE, "mixes the samples"),
+    "samples turned": (lambda s, x: x.flip(0), IMAGE, "mixes the samples"),
     "indices": (lambda s, x: F.max_pool2d(x, 2, return_indices=True)[0], IMAGE, "max_pool2d"),
     "another dtype": (lambda s, x: x.double(), (4,), "float64"),
 }

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from tightrope.errors import UserError
 from tightrope.graph import trace
-from tightrope.graph.trace import capture, converters
+from tightrope.graph.trace import capture, converters, elementwise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,6 +29,7 @@ FOUND_BY_SHAPE = {
     "convolution in one group",
     "average rounded down",
     "maximum without its padding",
+    "transposed convolution with swapped padding",
 }
 
 
@@ -81,7 +82,7 @@ def test_wrong_converter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_alpha_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     module = masked(lambda s, x: torch.add(x, s.square(x), alpha=2), FLAT)
     assert "alpha" in assert_found(module, FLAT)
-    wrong = lambda a, b, alpha=1: converters._add(a, b)  # noqa: E731
+    wrong = lambda a, b, alpha=1: elementwise._add(a, b)  # noqa: E731
     monkeypatch.setitem(converters.CONVERTERS, aten.add, wrong)
     assert "the graph differs from" in assert_found(module, FLAT)
 

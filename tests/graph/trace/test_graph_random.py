@@ -20,6 +20,7 @@ from used_numbers import in_float64
 from tightrope.box import Box
 from tightrope.errors import UserError
 from tightrope.graph import Graph, ops, trace
+from tightrope.graph.trace import elementwise, moves, reductions, windows
 from tightrope.graph.trace.tracing import converters
 
 pytestmark = [
@@ -29,12 +30,18 @@ pytestmark = [
 
 # Operators that are known only to be refused, and those that PyTorch's rewriting may introduce.
 REFUSED = {
-    *("reciprocal", "max_pool2d_with_indices", "fill", "copy", "index"),
+    *("reciprocal", "max_pool2d_with_indices", "fill", "copy"),
     *("slice_scatter", "select_scatter"),
 }
 RARE = {
     *("_to_copy", "_unsafe_view", "feature_alpha_dropout", "alpha_dropout", "constant_pad_nd"),
     *("contiguous", "detach_"),
+    # Each of these has cases of its own in test_graph_layers.py.
+    *(
+        str(op).removeprefix("aten.")
+        for room in (moves, windows, reductions, elementwise)
+        for op in room.CONVERTERS
+    ),
 }
 
 

@@ -112,6 +112,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         IMAGE,
     ),
+    "F.conv_transpose2d": (
+        lambda: nn.ConvTranspose2d(4, 3, (3, 2), (2, 1), (1, 0), (1, 0)),
+        IMAGE,
+    ),
+    "x.flip": (lambda: call(lambda x: x.flip((1, 3))), IMAGE),
     "F.avg_pool2d": (lambda: call(lambda x: F.avg_pool2d(x, 2, padding=1)), IMAGE),
     "F.adaptive_avg_pool2d": (lambda: call(lambda x: F.adaptive_avg_pool2d(x, (2, 5))), IMAGE),
     "F.max_pool2d": (lambda: call(lambda x: F.max_pool2d(x, (2, 3), stride=1)), IMAGE),

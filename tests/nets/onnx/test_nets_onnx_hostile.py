@@ -72,7 +72,22 @@ BOMBS = {
     "many elements": (
         [node("ConstantOfShape", "s", "c"), node("Gather", "x c", "y", axis=1)],
         {"s": ints([2**24])},
-        "a choice of 16777216 elements out of 5",
+        "indices of type float32",
+    ),
+    "many copies": (
+        [node("Tile", "x r")],
+        {"r": ints([1, 2**22])},
+        "copies to 20971520 places, more than 8388608",
+    ),
+    "many pixels": (
+        [node("Reshape", "x s", "z"), node("Resize", "z - f")],
+        {"s": ints([1, 1, 1, 5]), "f": np.array([1, 1, 3000, 3000], np.float32)},
+        "copies to 45000000 places",
+    ),
+    "copies by a sum": (
+        [node("ConstantOfShape", "s", "c"), node("Reshape", "x t", "z"), node("Add", "z c")],
+        {"s": ints([2**22, 1]), "t": ints([1, 5])},
+        "copies to 20971520 places",
     ),
     "a long shape": (
         [node("ConstantOfShape", "s", "c"), node("Reshape", "x c")],

@@ -51,21 +51,40 @@ REFUSED = {
     "quotient": ([node("Div", "c x")], {"c": random_array(5)}, "division by a value"),
     "zero": ([node("Div", "x c")], {"c": np.zeros(5, np.float32)}, "division by zero"),
     "nan": ([node("Add", "x c")], {"c": np.full(5, np.nan, np.float32)}, "infinite or NaN"),
-    "slopes": ([node("PRelu", "x c")], {"c": random_array(5)}, "several slopes"),
-    "negative slope": ([node("LeakyRelu", "x", alpha=-0.1)], {}, "slope -0.1"),
-    "backwards": (
+    "slopes": ([node("PRelu", "x c")], {"c": random_array(3, 5)}, "slopes of shape (3, 5)"),
+    "infinite slope": ([node("LeakyRelu", "x", alpha=np.inf)], {}, "alpha=inf"),
+    "no step": (
         [node("Slice", "x s e a t")],
-        {"s": ints([4]), "e": ints([0]), "a": ints([1]), "t": ints([-1])},
-        "slices that run backwards",
+        {"s": ints([4]), "e": ints([0]), "a": ints([1]), "t": ints([0])},
+        "slices without a step",
     ),
-    "repeated": ([node("Add", "x c")], {"c": random_array(3, 5)}, "is repeated to (3, 5)"),
+    "beyond": ([node("Gather", "x i", axis=1)], {"i": ints([[4, 5]])}, "an index beyond the 5"),
+    "repeated twice": (
+        [node("Tile", "x r")],
+        {"r": ints([1, 0])},
+        "repeats=[1, 0]",
+    ),
+    "odd": (
+        [node("Reshape", "x s", "z"), node("ConvTranspose", "z w", output_shape=[1, 10])],
+        {"s": ints([1, 1, 1, 5]), "w": random_array(1, 1, 1, 2)},
+        "outputs of [1, 10], more than",
+    ),
+    "cubic": (
+        [node("Reshape", "x s", "z"), node("Resize", "z - f", mode="cubic")],
+        {"s": ints([1, 1, 1, 5]), "f": np.array([1, 1, 1, 2], np.float32)},
+        "mode=cubic",
+    ),
     "constant": ([node("Add", "c c")], {"c": random_array(3)}, "does not depend on the input"),
     "conv 1d": (
         [node("Unsqueeze", "x a", "z"), node("Conv", "z w")],
-        {"a": ints([1]), "w": random_array(2, 1, 3)},
-        "a convolution over 1 dimensions",
+        {"a": ints([1]), "w": random_array(2, 1, 3, 1)},
+        "a weight of shape (2, 1, 3, 1) for lines",
     ),
-    "reflection": ([node("Pad", "x p", mode="reflect")], {"p": ints([0, 1, 0, 1])}, "mode=reflect"),
+    "reflection": (
+        [node("Pad", "x p", mode="reflect")],
+        {"p": ints([0, 5, 0, 1])},
+        "mode=reflect with [5, 1]",
+    ),
     "random": (
         [node("RandomNormal", "", "r", shape=[1, 5]), node("Add", "x r")],
         {},
@@ -93,15 +112,20 @@ def test_inputs_without_a_fixed_shape(shape, tmp_path):
     refused(save_model(tmp_path / "net.onnx", [node("Relu", "x")], shape), "no fixed shape")
 
 
-def test_two_inputs_and_two_outputs(tmp_path):
+def test_inputs_of_two_types(tmp_path):
     path = save_model(tmp_path / "net.onnx", [node("Relu", "x")], (1, 5))
     model = onnx.load(path)
-    model.graph.output.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 5]))
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.DOUBLE, [1, 5]))
     onnx.save(model, path)
-    refused(path, "expected one output, got 2: y, x")
-    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 5]))
+    refused(path, "its inputs must be of one type")
+
+
+def test_an_output_that_is_a_constant(tmp_path):
+    path = save_model(tmp_path / "net.onnx", [node("Relu", "x")], (1, 5), {"c": random_array(3)})
+    model = onnx.load(path)
+    model.graph.output.append(helper.make_tensor_value_info("c", TensorProto.FLOAT, [3]))
     onnx.save(model, path)
-    refused(path, "expected one input, got 2: x, z")
+    refused(path, "the output c does not depend on the input")
 
 
 def test_integer_networks(tmp_path):

@@ -121,6 +121,19 @@ def test_a_certification_that_runs_is_shown_and_left_alone(tmp_path: Path) -> No
     assert "no sample is decided yet" in notices(run)
 
 
+def test_paths_are_shortened_by_the_folder_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by its name wherever that occurs."""
+    write_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    config = Path("run/config.toml").read_text(encoding="utf-8")
+    path = "\\u0000elsewhere/run/data.npz"
+    Path("run/config.toml").write_text(f'data = "{path}"\n' + config.partition("\n")[2])
+    said = notices(Run(Path("run")))
+    assert "elsewhere/run/data.npz" in said and "run/config.toml" not in said
+
+
 def test_other_weights(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     run.weights.write_bytes(run.weights.read_bytes()[:-4] + b"\0\0\0\0")

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tightrope.attacks.kernels.chains import FOLLOWED, Array, Chain, chain, flat, image
 from tightrope.attacks.kernels.windows import lay_out
-from tightrope.graph import Graph
+from tightrope.compiling import in_time
+from tightrope.graph import Graph, ops
 
 # Networks with more products per point than this are faster in the library.
 LARGEST_WORK = 1 << 14
@@ -30,6 +31,8 @@ def small_network(graph: Graph) -> SmallNetwork | None:
     before, behind = graph.split(cut)
     found = chain(behind)
     if found is None or found.products > LARGEST_WORK:
+        return None
+    if not any(isinstance(op, ops.Conv2d) for op in found.layers):
         return None
     kinds = {(op.weight.device.type, op.weight.dtype) for op in found.layers}
     fits = len(kinds) == 1 and kinds <= {("cpu", dtype) for dtype in FOLLOWED}
@@ -49,7 +52,11 @@ class SmallNetwork:
 
     def suits(self, points: Tensor) -> bool:
         """Return whether points can be evaluated here."""
-        return points.device.type == "cpu" and points.dtype == self.dtype
+        if points.device.type != "cpu" or points.dtype != self.dtype:
+            return False
+        from tightrope.attacks.kernels.small_kernel import backwards, forwards
+
+        return in_time(forwards) and in_time(backwards)
 
     def __call__(self, points: Tensor) -> Tensor:
         """Evaluate a batch of points."""

@@ -12,6 +12,7 @@ counterexample makes all rows of some group nonpositive.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,18 +21,25 @@ import torch
 from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
+from tightrope.budget import fitting, rows_at_once
 from tightrope.certification.search import branching
 from tightrope.certification.search.pool import Pool
+from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.reduced.cuts import network_cuts
 from tightrope.domains.reduced.leaves import solve_leaf
 from tightrope.domains.reduced.multineuron import GroupSettings
 from tightrope.domains.reduced.reduction import Reduced
+from tightrope.domains.reduced.regions import KEPT, Regions, Tightener
 from tightrope.domains.reduced.replay import strict_bounds
-from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems
+from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems, join
 
 # Points of the lowest bounds are tried in each of the first rounds, and every so many later.
 EAGER = 8
 TRIED = 64
+# Signs that are decided before neurons are bounded again for the first time; more of them after so
+# many regions of which fewer than a share were closed.
+FIRST_DEPTH = 8
+ENOUGH, FEW, EXTRA = 64, 0.05, 4
 
 # Gets points (flat) and the group each is about; returns a counterexample or None.
 Refute = Callable[[Tensor, Tensor], Tensor | None]
@@ -52,6 +60,10 @@ class SearchSettings:
     branching: str = "intercept"
     candidates: int = 3
     smallest_batch: int = 64
+    # Subproblems of a round whose neurons may be bounded again, and after how many more signs
+    # (None: when it pays).
+    regions: int = 128
+    region_depth: int | None = None
     # Multi-neuron constraints raise the first bounds; on the networks measured so far, the search
     # as a whole is faster without them.
     groups: GroupSettings | None = None
@@ -59,6 +71,38 @@ class SearchSettings:
 
 
 DEFAULTS = SearchSettings()
+
+
+@dataclass
+class Effort:
+    """When bounding the neurons of a subproblem again pays.
+
+    That is done after `depth` more signs have been decided: so many that all their children would
+    take as long, and more if it closes too little.
+    """
+
+    per_child: float = 0.0
+    per_region: float = 0.0
+    made: int = 0
+    closed: int = 0
+
+    @property
+    def depth(self) -> int:
+        """The number of signs."""
+        if not self.made or self.per_child <= 0:
+            return FIRST_DEPTH
+        least = math.ceil(math.log2(max(self.per_region / self.per_child, 2.0)))
+        fruitless = self.made >= ENOUGH and self.closed < FEW * self.made
+        return least + (EXTRA if fruitless else 0)
+
+    def note_children(self, count: int, seconds: float) -> None:
+        """Remember what a batch of children took."""
+        self.per_child = seconds / max(count, 1)
+
+    def note_regions(self, count: int, left: int, seconds: float) -> None:
+        """Remember what a batch of regions took, and how many of them are left."""
+        self.made, self.closed = self.made + count, self.closed + count - left
+        self.per_region = seconds / count
 
 
 class BranchAndBound:
@@ -78,6 +122,9 @@ class BranchAndBound:
             self.cuts = network_cuts(self.network, settings.groups)
         rough = None if self.cuts is None else self.cuts.to(torch.float32)
         self.bounder = Bounder(self.network.to(torch.float32), rough)
+        self.regions = Regions.of(network)
+        self.effort = Effort()
+        self._tightener: Tightener | None = None
         self.pool: Pool | None = None
         self.count = 0
         self.rounds = 0
@@ -114,24 +161,36 @@ class BranchAndBound:
             self.begin()
         pool = self.pool
         assert pool is not None
+        try:
+            with until(Deadline(deadline)):
+                found = self._search(pool, deadline)
+        except OutOfTimeError:
+            return self._unfinished(pool, Cause.TIME)
+        if isinstance(found, Cause):
+            return self._unfinished(pool, found)
+        if found is not None:
+            return falsified(found, self.count)
+        return self._unfinished(pool, Cause.TOO_CLOSE) if self.stuck else self._proof()
+
+    def _search(self, pool: Pool, deadline: float) -> Tensor | Cause | None:
+        """Split until nothing is left; return a counterexample, or what there is no more of."""
         point = self._try(pool) if len(pool) else None
         while len(pool) and point is None:
             cause = self._out_of_budget(pool, deadline)
             if cause is not None:
-                return self._unfinished(pool, cause)
+                return cause
             point = self._round(pool, deadline)
             self.rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
             if point is None and len(pool) and (self.rounds <= EAGER or self.rounds % EAGER == 0):
                 point = self._try(pool)
-        if point is not None:
-            return falsified(point, self.count)
-        return self._unfinished(pool, Cause.TOO_CLOSE) if self.stuck else self._proof()
+        return point
 
     def _out_of_budget(self, pool: Pool, deadline: float) -> Cause | None:
         if time.monotonic() > deadline:
             return Cause.TIME
-        return Cause.MEMORY if pool.bytes > self.settings.memory else None
+        memory = fitting(self.settings.memory, self.group.device)
+        return Cause.MEMORY if pool.bytes > memory else None
 
     def _proof(self) -> Answer:
         return verified(self.lowest, self.count)
@@ -150,18 +209,30 @@ class BranchAndBound:
         The bounds of those that are not proved are not positive afterwards.
         """
         proved = torch.zeros_like(bound, dtype=torch.bool)
-        strict = strict_bounds(self.network, problems[promising], cuts=self.cuts)
+        some = problems[promising]
+        strict = strict_bounds(self.network, some, cuts=self.cuts, regions=self.regions.box)
         good = torch.isfinite(strict) & (strict > 0)
         proved[promising] = good
         if good.any():
             self.lowest = min(self.lowest, float(strict[good].min()))
+            if (some.region[good] > 0).any():  # what holds there holds where rows are that small
+                self.lowest = min(self.lowest, KEPT)
         bad = promising[~good]
         bound[bad] = torch.minimum(bound[bad], _number(strict[~good]).clamp(max=0.0).to(bound))
         return proved, strict
 
     def _round(self, pool: Pool, deadline: float) -> Tensor | None:
         """Split and bound one batch; return a counterexample if one is met."""
-        batch, before = pool.take(self.settings.batch)
+        batch, before = pool.take(self._batch)
+        try:
+            return self._work_on(pool, batch, before, deadline)
+        except OutOfTimeError:
+            pool.add(batch, before)
+            raise
+
+    def _work_on(
+        self, pool: Pool, batch: Subproblems, before: Tensor, deadline: float
+    ) -> Tensor | None:
         free = ((batch.sign == 0) & self.bounder.bends).sum(1)
         if (free == 0).any():
             leaves, bound = batch[free == 0], before[free == 0]
@@ -170,6 +241,10 @@ class BranchAndBound:
             batch, free = batch[free > 0], free[free > 0]
             if not len(batch) or point is not None:
                 return point
+        batch = self._tightened(pool, batch)
+        if not len(batch):
+            return None
+        free = ((batch.sign == 0) & self.bounder.bends).sum(1)
         levels = self._levels(len(batch), int(free.min()))
         neurons = branching.choose(
             self.bounder,
@@ -178,20 +253,63 @@ class BranchAndBound:
             levels=levels,
             candidates=max(self.settings.candidates, levels),
         )
+        started = time.monotonic()
         new = branching.children(batch, neurons)
-        bound, new = self.bounder.improve(
-            new,
+        count = len(new)
+        bound, new = self._bound(new)
+        self.effort.note_children(count, time.monotonic() - started)
+        pool.add(new, bound)
+        return None
+
+    def _tightened(self, pool: Pool, batch: Subproblems) -> Subproblems:
+        """Bound the neurons of deep subproblems again; return what is left to be split."""
+        if self.rounds < self.settings.quick_rounds or self.regions.full:
+            return batch
+        fixed = self.settings.region_depth
+        due = self.regions.since(batch) >= (self.effort.depth if fixed is None else fixed)
+        due[due.nonzero()[self.settings.regions :, 0]] = False
+        if not due.any():
+            return batch
+        started = time.monotonic()
+        chosen = batch[due]
+        box = self.tightener(chosen, self.regions.held(chosen))
+        open_ones = ~(box.lower > box.upper).any(1)
+        if not open_ones.all():
+            self.lowest = min(self.lowest, KEPT)
+        chosen, box = chosen[open_ones], box.map(lambda t: t[open_ones])
+        bound, chosen = self._bound(self.regions.enter(chosen, box, self.bounder))
+        self.effort.note_regions(len(open_ones), len(chosen), time.monotonic() - started)
+        free = ((chosen.sign == 0) & self.bounder.bends).any(1)
+        pool.add(chosen[~free], bound[~free])
+        return join([batch[~due], chosen[free]])
+
+    def _bound(self, problems: Subproblems) -> tuple[Tensor, Subproblems]:
+        """Bound subproblems; return those that stay open."""
+        bound, problems = self.bounder.improve(
+            problems,
             iterations=self._iterations,
             alpha_rate=self.settings.alpha_rate,
             beta_rate=self.settings.beta_rate,
         )
-        self.count += len(new)
+        self.count += len(problems)
         promising = (bound > 0).nonzero()[:, 0]
-        if len(promising):
-            still = ~self._prove(bound, new, promising)[0]
-            bound, new = bound[still], new[still]
-        pool.add(new, bound)
-        return None
+        if not len(promising):
+            return bound, problems
+        still = ~self._prove(bound, problems, promising)[0]
+        return bound[still], problems[still]
+
+    @property
+    def tightener(self) -> Tightener:
+        """What bounds neurons again."""
+        if self._tightener is None:
+            self._tightener = Tightener(self.network, self.group)
+        return self._tightener
+
+    @property
+    def _batch(self) -> int:
+        """How many subproblems a round takes: few of large networks, to see the clock in time."""
+        size, inputs = self.network.size, self.network.rows.outer.shape[1]
+        return min(self.settings.batch, rows_at_once(1 << 62, 1, size * (size + inputs) / 2))
 
     @property
     def _iterations(self) -> int:
@@ -226,9 +344,11 @@ class BranchAndBound:
             # All rows nonpositive make any such combination nonpositive.
             weights = self.network.lower.new_zeros(1, len(self.group))
             weights[0, rows] = leaf.weights
-            bound = strict_bounds(self.network, leaf.problem, weights, self.cuts)
+            bound = strict_bounds(self.network, leaf.problem, weights, self.cuts, self.regions.box)
             if torch.isfinite(bound[0]) and bound[0] > 0:
                 self.lowest = min(self.lowest, float(bound[0]))
+                if one.region[0] > 0:
+                    self.lowest = min(self.lowest, KEPT)
                 continue
             if leaf.point is not None:
                 found = self.refute(leaf.point[None], group[None])

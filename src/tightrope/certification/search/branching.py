@@ -7,6 +7,7 @@ slope and `-l s` the intercept of its upper line.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ Rule = Callable[[Bounder, Subproblems, View, int, int], Tensor]
 
 def intercept_scores(bounder: Bounder, problems: Subproblems, view: View) -> Tensor:
     """What the upper lines' intercepts cost the bound: `max(-a, 0) u (-l) / (u - l)`."""
-    score = (-view.coefficients).clamp(min=0) * bounder.peak
+    score = (-view.coefficients).clamp(min=0) * bounder.upper_lines(problems)[1]
     return _open_only(bounder, problems, score)
 
 
@@ -32,8 +33,9 @@ def babsr_scores(bounder: Bounder, problems: Subproblems, view: View) -> Tensor:
     """BaBSR: the intercept's cost and what the bias of the layer before gains by a split."""
     a = view.coefficients
     bias = bounder.bias * a
-    gain = torch.maximum(bias * (bounder.chord - 1), bias * bounder.chord)
-    score = (gain + a.clamp(max=0) * bounder.peak).abs()
+    chord, peak = bounder.upper_lines(problems)
+    gain = torch.maximum(bias * (chord - 1), bias * chord)
+    score = (gain + a.clamp(max=0) * peak).abs()
     return _open_only(bounder, problems, score)
 
 
@@ -48,7 +50,7 @@ def children(problems: Subproblems, neurons: Tensor) -> Subproblems:
 
 def _fixed(problems: Subproblems, neurons: Tensor, sign: int) -> Subproblems:
     signs = problems.sign.scatter(1, neurons, sign)
-    return Subproblems(problems.row, signs, problems.alpha, problems.beta, problems.gamma)
+    return replace(problems, sign=signs)
 
 
 def choose(

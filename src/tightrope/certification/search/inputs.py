@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
-from tightrope.box import Box
+from tightrope.box import BallBox, Box
+from tightrope.budget import fitting
 from tightrope.certification.problem import Problem
 from tightrope.certification.search.box_pool import BoxPool
 from tightrope.certification.search.clipping import (
@@ -101,7 +102,7 @@ class InputSearch:
             cause = self._out_of_budget(deadline)
             if cause is not None:
                 return self._unfinished(cause)
-            taken = pool.take(self._batch(), deep=pool.bytes > self.settings.memory)
+            taken = pool.take(self._batch(), deep=pool.bytes > fitting(self.settings.memory))
             try:
                 with until(Deadline(deadline)):
                     batch, bounds, best = self._look(taken)
@@ -256,6 +257,9 @@ def input_search(
 def splits_inputs(subject: Subject, problem: Problem, choice: str = "auto") -> bool:
     """Return whether the box is to be cut rather than the signs of neurons."""
     if choice == "relu" or not subject.finite:
+        return False
+    # Parts of the box of a ball forget the ball.
+    if choice == "auto" and isinstance(problem.outer, BallBox):
         return False
     return choice == "input" or suits_input_splits(subject, problem)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
+from tightrope.budget import fitting
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.search.branch_and_bound import EAGER, Refute
 from tightrope.certification.search.open_branches import SLOPES, OpenBranches
@@ -72,7 +73,7 @@ class GraphSearch:
         best = best.scatter_reduce(0, self.group, root.bounds, "amax")[self.group]
         proved = best[best > 0]
         self.lowest = float(proved.min()) if len(proved) else self.lowest
-        self.pool = OpenBranches(root.problems, memory=self.settings.slopes)
+        self.pool = OpenBranches(root.problems, memory=fitting(self.settings.slopes))
         bound = root.bounds[root.open].clamp(max=0.0)
         self.pool.add(root.problems, bound, self._candidates(root.costs))
         if not len(self.pool):

@@ -22,7 +22,7 @@ from tightrope.certification.search.clipping import Boxes
 from tightrope.certification.search.inputs import FEW_INPUTS, InputSearch
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
-from tightrope.domains.boxes.bounding import CompiledBounder
+from tightrope.domains.boxes.bounding import CompiledBounder, loop_is_ready
 from tightrope.domains.boxes.condensed import Condensed, condense
 from tightrope.domains.linear.crown import CROWN_IBP, relax
 from tightrope.precision import ROUNDING
@@ -47,8 +47,8 @@ def decide_together(
 ) -> tuple[Answer, int] | None:
     """Decide problems that are alike; also say which one a counterexample is of.
 
-    None if the network has other bends than ReLUs, or too many inputs vary. The deadline is looked
-    at by whoever set it, too (`until`).
+    None if the network has other bends than ReLUs, too many inputs vary, or there is no time to
+    compile the loop. The deadline is looked at by whoever set it, too (`until`).
     """
     lower, upper = (torch.cat([p.outer.corners[k] for p in problems]) for k in (0, 1))
     hull = Box(lower.amin(0, keepdim=True), upper.amax(0, keepdim=True))
@@ -56,7 +56,7 @@ def decide_together(
     known = relax(subject.exact, hull, effort=CROWN_IBP, rounding=ROUNDING).boxes
     blank = torch.zeros_like(unsafe.offset)
     network = condense(subject.exact, known, unsafe.matrix, blank, rounding=ROUNDING)
-    if network is None or network.inputs > FEW_INPUTS:
+    if network is None or network.inputs > FEW_INPUTS or not loop_is_ready():
         return None
     refute = _Refuting(subject, problems, hull, torch.from_numpy(network.varying))
     offsets = torch.stack([p.unsafe.offset for p in problems])

@@ -99,10 +99,8 @@ def _append(nodes: list[Node], part: Part, inputs: int) -> int:
             start = len(nodes)
             nodes.append(Node("inputs", ops.Slice((slice(first, first + size),)), (0,), (size,)))
     else:
-        weight = torch.zeros(size, inputs, dtype=network.dtype)
-        weight[torch.arange(size), list(chosen)] = 1.0
         start = len(nodes)
-        nodes.append(Node("inputs", ops.Linear(weight, None), (0,), (size,)))
+        nodes.append(Node("inputs", ops.Take(torch.tensor(chosen)), (0,), (size,)))
     if network.input_shape != (size,):
         nodes.append(
             Node("inputs", ops.Reshape(network.input_shape), (start,), network.input_shape)

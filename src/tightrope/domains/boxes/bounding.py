@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box, flat
+from tightrope.compiling import in_time
 from tightrope.deadline import check_time
 from tightrope.domains.boxes.condensed import Condensed, condense, varying_inputs
 from tightrope.domains.linear.coefficients import Coefficients
@@ -69,9 +70,16 @@ def box_bounder(
     rows = None
     if box.lower.device.type == "cpu":
         rows = condense(graph, known, matrix, offset, rounding=ROUNDING)
-    if rows is None:
+    if rows is None or not loop_is_ready():
         return GraphBounder(graph, box, matrix, offset, largest(known[len(graph.nodes) - 1]))
     return CompiledBounder(rows)
+
+
+def loop_is_ready() -> bool:
+    """Return whether the compiled loop can be used without being late."""
+    from tightrope.domains.boxes import kernel
+
+    return in_time(kernel.bound_boxes)
 
 
 class CompiledBounder:

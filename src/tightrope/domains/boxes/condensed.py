@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from tightrope.deadline import check_time
 from tightrope.domains.linear.rules import growth
 from tightrope.domains.reduced.reduction import reducible
 from tightrope.graph import Graph, ops
-from tightrope.graph.dense import convolution_entries
+from tightrope.graph.dense import convolution_entries, transposed_entries, transposed_shape
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
 
@@ -36,6 +36,7 @@ Array = NDArray[Any]
 THIN = 2.0**-40
 TINY = 1e-300
 MOST_ENTRIES = 1 << 25
+UNITS = 256  # inputs that are put through a pool at a time, to see what they become
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def _condense(
             return None
     last = values[len(graph.nodes) - 1]
     rows = sparse.csr_array(matrix.double().numpy())
-    return condenser.finish(condenser.affine(rows, offset.double().numpy(), last))
+    # The rows may have been rounded to float64.
+    return condenser.finish(condenser.affine(rows, offset.double().numpy(), last, extra=1))
 
 
 class _Condenser:
@@ -145,7 +147,10 @@ class _Condenser:
     def activate(self, op: ops.Op, value: _Value, box: Box) -> _Value:
         """Make neurons of what bends; what cannot bend on the whole box is passed on or zero."""
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
-        lower, upper = (t.flatten().double().numpy() for t in box.corners)
+        # A value that depends on nothing is its constant, whatever rounding says.
+        fixed = (np.diff(value.matrix.indptr) == 0) & (value.slack == 0)
+        corners = (t.flatten().double().numpy() for t in box.corners)
+        lower, upper = (np.where(fixed, value.constant, t) for t in corners)
         factor = np.where(lower >= 0, 1.0, np.where(upper <= 0, left, np.nan))
         passed = np.isfinite(factor) & self._short(value, factor)
         twin, sign = _twins(value, ~passed)
@@ -161,7 +166,7 @@ class _Condenser:
         # f(-h) is f(h) - (1 + left) h.
         factor = np.where(passed, factor, np.where(sign < 0, -(1 + left), 0.0))
         own = np.where(passed, np.arange(len(twin)), twin)
-        scaled = self.affine(_diagonal(factor), 0.0, _pick(value, own), extra=2)
+        scaled = self._scaled(factor, _pick(value, own))
         rest = np.flatnonzero(~passed)
         units = (np.ones(len(rest)), (rest, place[twin[rest]]))
         matrix = scaled.matrix + sparse.csr_array(units, scaled.matrix.shape)
@@ -190,8 +195,16 @@ class _Condenser:
         slack = abs(weight) @ value.slack + growth(terms, self.rounding) * size
         slack = slack * (1 + 1e-9) + TINY * (1 + self.reach.sum())
         matrix = sparse.csr_array(weight @ value.matrix)
+        if not extra:
+            slack = np.where(_copied(weight, value, matrix), 0.0, slack)
         matrix.eliminate_zeros()
         return _Value(matrix, weight @ value.constant + bias, slack)
+
+    def _scaled(self, factor: Array, value: _Value) -> _Value:
+        """Multiply each value by a number; by one, minus one or zero, nothing is rounded."""
+        found = self.affine(_diagonal(factor), 0.0, value, extra=2)
+        exact = np.isin(factor, (-1.0, 0.0, 1.0))
+        return replace(found, slack=np.where(exact, np.abs(factor) * value.slack, found.slack))
 
     def finish(self, rows: _Value) -> Condensed:
         """Put the rows of neurons and of the property together."""
@@ -210,6 +223,24 @@ class _Condenser:
             left=np.concatenate([*self.left, np.zeros(len(rows.constant))]),
             varying=self.varying,
         )
+
+
+def _copied(weight: Any, value: _Value, product: Any) -> Array:
+    """Return which rows of a product are those of the weight, exactly.
+
+    That is so where they read values that are single variables, each another one: weights are then
+    multiplied by one and added to nothing. (Those of switches are so large that any allowance for
+    rounding would hide what they do.)
+    """
+    counts = np.diff(value.matrix.indptr)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    single = (counts <= 1) & (value.constant == 0) & (value.slack == 0)
+    single[owner[value.matrix.data != 1.0]] = False
+    places = (np.ones_like(weight.data), weight.indices, weight.indptr)
+    read = sparse.csr_array(places, weight.shape)
+    apart = np.diff(product.indptr) == read @ counts
+    result: Array = (read @ (~single).astype(float) == 0) & apart
+    return result
 
 
 def _pick(value: _Value, index: Array) -> _Value:
@@ -262,6 +293,17 @@ def _conv(c: _Condenser, op: ops.Conv2d, values: list[_Value], shapes: _Shapes) 
     return c.affine(weight, bias, values[0])
 
 
+def _conv_transpose(
+    c: _Condenser, op: ops.ConvTranspose2d, values: list[_Value], shapes: _Shapes
+) -> _Value:
+    after = tuple(transposed_shape(op, shapes[0]))
+    column, row, tap = transposed_entries(op, after)
+    entries = (op.weight.flatten()[tap].numpy(), (row.numpy(), column.numpy()))
+    weight = sparse.csr_array(entries, (math.prod(after), math.prod(shapes[0])))
+    bias = 0.0 if op.bias is None else np.repeat(op.bias.numpy(), math.prod(after[1:]))
+    return c.affine(weight, bias, values[0])
+
+
 def _batch_norm(c: _Condenser, op: ops.BatchNorm, values: list[_Value], shapes: _Shapes) -> _Value:
     each = math.prod(shapes[0][1:])
     factor, offset = (np.repeat(t.numpy(), each) for t in batchnorm_map(op))
@@ -291,9 +333,14 @@ def _diagonal(factor: Array) -> Any:
 
 def _pool(c: _Condenser, op: ops.AvgPool, values: list[_Value], shapes: _Shapes) -> _Value:
     size = math.prod(shapes[0])
-    units = torch.eye(size, dtype=torch.float64).view(size, *shapes[0])
-    weight = POINT_RULES[ops.AvgPool](op, units).flatten(1).T.numpy()
-    return c.affine(sparse.csr_array(weight), 0.0, values[0], extra=4)
+    parts = []
+    for place in torch.arange(size).split(UNITS):
+        check_time()
+        units = torch.zeros(len(place), size, dtype=torch.float64)
+        units[torch.arange(len(place)), place] = 1.0
+        shares = POINT_RULES[ops.AvgPool](op, units.view(-1, *shapes[0])).flatten(1)
+        parts.append(sparse.csr_array(shares.numpy()))
+    return c.affine(sparse.csr_array(sparse.vstack(parts).T), 0.0, values[0], extra=4)
 
 
 def _moved(c: _Condenser, op: ops.Op, values: list[_Value], shapes: _Shapes) -> _Value:
@@ -325,6 +372,7 @@ def _sum(c: _Condenser, op: ops.Add | ops.Sub, values: list[_Value], shapes: _Sh
 RULES: dict[type[ops.Op], Callable[..., _Value]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv,
+    ops.ConvTranspose2d: _conv_transpose,
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,
     ops.Scale: _scale,
@@ -333,6 +381,7 @@ RULES: dict[type[ops.Op], Callable[..., _Value]] = {
     ops.Permute: _moved,
     ops.Pad: _moved,
     ops.Slice: _moved,
+    ops.Take: _moved,
     ops.Concat: _moved,
     ops.Add: _sum,
     ops.Sub: _sum,

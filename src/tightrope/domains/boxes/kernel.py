@@ -174,11 +174,11 @@ def bend(lower: Array, upper: Array, rows: Rows, room: Room) -> int:
                     most = other
                 for j in range(inputs):
                     share[j] += abs(room.work[j]) * (upper[j] - lower[j])
-        if least >= 0:
-            room.kind[i], room.factor[i] = PASSED, 1.0
-        elif most <= 0:
+        if most <= 0:
             kept = rows.left[i] != 0
             room.kind[i], room.factor[i] = (PASSED if kept else ZERO), rows.left[i]
+        elif least >= 0:
+            room.kind[i], room.factor[i] = PASSED, 1.0
         else:
             draw_lines(i, bent, least, most, rows.left[i], room)
             bent += 1
@@ -253,6 +253,8 @@ def compose(i: int, lower: Array, upper: Array, rows: Rows, room: Room) -> tuple
             scale += abs(weight) * room.size[j]
             room.picked[picked], room.factors[picked] = j, weight
             picked += 1
+    if terms == 0:  # a constant, whatever its weights are
+        return inputs + 1, loss, scale
     add_forms(picked, form, room)
     size = abs(form[inputs])
     reach = 1.0

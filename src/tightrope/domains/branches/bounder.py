@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tightrope.box import Box, flat
+from tightrope.box import flat
+from tightrope.budget import fitting, rows_at_once
 from tightrope.deadline import check_time
 from tightrope.domains.branches.rule import BranchRule, Layer, Neurons, activations
 from tightrope.domains.branches.subproblems import Branches
@@ -29,6 +30,7 @@ from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.magnitudes import largest
 from tightrope.domains.linear.rules import backward
 from tightrope.graph.evaluate import RULES as POINT_RULES
+from tightrope.graph.work import heaviest
 
 MEMORY = 1 << 29  # bytes that the subproblems of one chunk may take
 DECAY = 0.95  # of the steps' size
@@ -57,7 +59,7 @@ class GraphBounder:
     ) -> None:
         self.matrix, self.offset, self.memory = matrix, offset, memory
         self.graph = relaxation.graph.detach().fold_batchnorm().to(torch.float32)
-        self.box = Box(*(t.float() for t in relaxation.box.corners))
+        self.box = relaxation.box.map(torch.Tensor.float)
         self.target, self.rough_target = relaxation.output, len(self.graph.nodes) - 1
         self._learn(relaxation, len(relaxation.graph.nodes))
 
@@ -66,8 +68,11 @@ class GraphBounder:
         self.relaxation, self.exact = relaxation, Neurons.of(relaxation, end)
         self.neurons = self.exact.rough(self.graph)
         self.last = max(self.neurons.layers, default=0)
-        widest = max(torch.Size(node.shape).numel() for node in relaxation.graph.nodes[:end])
-        self.chunk = max(1, self.memory // (4 * (MAPS * widest + VECTORS * self.size)))
+        before = relaxation.graph.nodes[:end]
+        widest = max(torch.Size(node.shape).numel() for node in before)
+        memory = fitting(self.memory, relaxation.box.lower.device)
+        each = 4 * (MAPS * widest + VECTORS * self.size)
+        self.chunk = rows_at_once(memory, each, heaviest(before))
 
     def on(self, relaxation: Relaxation) -> GraphBounder:
         """Return a bounder of the same rows on better bounds of the same network and box."""
@@ -122,6 +127,7 @@ class GraphBounder:
         values = {0: view.point}
         last_use = {j: i for i, node in enumerate(self.graph.nodes) for j in node.inputs}
         for i, node in enumerate(self.graph.nodes[1:], start=1):
+            check_time()
             inputs = [values[j] for j in node.inputs]
             if i in self.neurons.layers:
                 values[i] = self._bend(self.neurons.layers[i], inputs[0], view, seen)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tightrope.budget import fitting, rows_at_once
+from tightrope.deadline import check_time
 from tightrope.domains.linear.ascent import Ascent, Parameter
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
@@ -42,7 +44,8 @@ def alpha_bounds(
     per_row = 4 * (16 * network.size + 3 * network.rows.outer.shape[1])
     order = torch.arange(len(network.rows), device=network.lower.device)
     bounds, slopes = [], []
-    for part in order.split(max(1, memory // per_row)):
+    work = network.size * (network.size + network.rows.outer.shape[1])
+    for part in order.split(rows_at_once(fitting(memory, order.device), per_row, work)):
         _, problems = bounder.improve(
             bounder.root(part), iterations=iterations, alpha_rate=rate, threshold=threshold
         )
@@ -81,6 +84,7 @@ def optimize_slopes(
     kept = {i: t.clone() for i, t in start.items()}
     alive = torch.arange(count, device=rows.values.device)
     for iteration in range(iterations + 1):
+        check_time()
         slopes = {i: p.values for i, p in ascent.parameters.items()}
         form = relaxation.pull(target, rows, slopes=slopes)
         ascent.record(form.minimum(relaxation.box))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.budget import fitting, rows_at_once
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.magnitudes import magnitudes
 from tightrope.domains.linear.relaxations import Lines, lines
 from tightrope.domains.linear.rules import (
     ACTIVATIONS,
+    BOXED,
     RULES,
     ActivationRule,
     Form,
@@ -23,6 +26,10 @@ from tightrope.domains.linear.rules import (
     pull_activation,
 )
 from tightrope.graph import Graph, ops
+from tightrope.graph.work import heaviest
+
+MEMORY = 1 << 30  # bytes for the coefficients of one chunk of rows
+COPIES = 8  # of its coefficients that a row needs on its way back
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Relaxation:
     @cached_property
     def rough(self) -> Relaxation:
         """The same in float32, to search with."""
-        boxes = {i: Box(b.lower.float(), b.upper.float()) for i, b in self.boxes.items()}
+        boxes = {i: b.map(torch.Tensor.float) for i, b in self.boxes.items()}
         rough = {i: Lines(*(t.float() for t in line)) for i, line in self.lines.items()}
         return Relaxation(self.graph.to(torch.float32), boxes, rough, {}, 0.0)
 
@@ -61,7 +68,8 @@ class Relaxation:
         """Return the bounds of one batch element that `relaxed` needs to start from."""
         nodes = self.graph.nodes
         needed = {0, self.output, *(nodes[i].inputs[0] for i in self.lines)}
-        needed.update(node.inputs[0] for node in nodes if isinstance(node.op, ops.MaxPool))
+        needed.update(j for node in nodes if isinstance(node.op, BOXED) for j in node.inputs)
+        needed.update(i for i, node in enumerate(nodes) if isinstance(node.op, ops.Function))
         needed.update(i for i, node in enumerate(nodes) if RULES.get(type(node.op)) is by_intervals)
         return {i: self.boxes[i][element : element + 1] for i in sorted(needed)}
 
@@ -92,9 +100,20 @@ class Relaxation:
     def lower(
         self, target: int, rows: Coefficients, *, slopes: Mapping[int, Tensor] | None = None
     ) -> Tensor:
-        """Return lower bounds of linear functions of a node, one per row."""
-        form = self.pull(target, rows, slopes=slopes)
-        return form.minimum(self.box, rounding=self.rounding)
+        """Return lower bounds of linear functions of a node, one per row, some rows at a time."""
+        parts = rows.split(self.rows_at_once(target)) if slopes is None else [rows]
+        bounds = [
+            self.pull(target, part, slopes=slopes).minimum(self.box, rounding=self.rounding)
+            for part in parts
+        ]
+        return bounds[0] if len(bounds) == 1 else torch.cat(bounds)
+
+    def rows_at_once(self, target: int, memory: int = MEMORY) -> int:
+        """Return how many dense rows of a node fit into memory, and into a step."""
+        before, like = self.graph.nodes[: target + 1], self.box.lower
+        widest = max(math.prod(node.shape) for node in before)
+        each = COPIES * widest * like.element_size()
+        return rows_at_once(fitting(memory, like.device), each, heaviest(before))
 
 
 def relaxed(graph: Graph, boxes: Mapping[int, Box], *, rounding: float = 0.0) -> Relaxation:

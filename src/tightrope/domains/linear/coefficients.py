@@ -32,6 +32,16 @@ class Coefficients:
         """Return other coefficients of the same rows and place."""
         return replace(self, values=values)
 
+    def split(self, size: int) -> list[Coefficients]:
+        """Return the rows in parts of so many (dense ones)."""
+        if len(self.values) <= size or type(self) is not Coefficients:
+            return [self]
+        values = self.values.split(size)
+        # Without owners, rows and batch go one to one, or the batch has one element.
+        numbers = torch.arange(len(self.values), device=self.values.device)
+        owners = (numbers if self.owner is None else self.owner).split(size)
+        return [Coefficients(v, o) for v, o in zip(values, owners, strict=True)]
+
     def take(self, field: Tensor) -> Tensor:
         """Return a quantity held per batch element, [batch, *shape], as each row sees it."""
         return field if self.owner is None or len(field) == 1 else field[self.owner]
@@ -76,16 +86,18 @@ class Windows(Coefficients):
     size: tuple[int, int]
 
     def take(self, field: Tensor) -> Tensor:
-        """Return a quantity held per batch element as each row's window sees it."""
-        row, column = self._places()
-        owner = torch.zeros_like(row[:, :, 0, 0]) if len(field) == 1 else self._owners()
-        channel = torch.arange(field.shape[1], device=field.device).view(1, -1, 1, 1)
-        return field[
-            owner.view(-1, 1, 1, 1),
-            channel,
-            row.clamp(0, self.size[0] - 1),
-            column.clamp(0, self.size[1] - 1),
-        ]
+        """Return a quantity held per batch element as each row's window sees it; zero outside."""
+        height, width = self.values.shape[2:]
+        # Windows that stick out lie within a frame; a window is then a view of the framed field.
+        low, high = (int(t) for t in self.origin.aminmax())
+        before = max(0, -low)
+        after = max(0, high + max(height, width) - min(self.size))
+        framed = F.pad(field.expand(-1, -1, *self.size), (before, after, before, after))
+        views = framed.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5)
+        row, column = (self.origin + before).unbind(1)
+        if len(field) == 1:
+            return views[0, row, column]
+        return views[self._owners(), row, column]
 
     def dot(self, field: Tensor) -> Tensor:
         """Return the sum over the window of coefficients times a field, one per row."""

@@ -8,29 +8,33 @@ outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tightrope.box import Box, flat
+from tightrope.box import BallBox, Box, flat
+from tightrope.budget import fitting, rows_at_once
 from tightrope.deadline import check_time
 from tightrope.domains import interval
 from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
-from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.bounded import COPIES, MEMORY, Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
+from tightrope.domains.linear.extrema import as_extremum
+from tightrope.domains.linear.forms import few_inputs, tighter
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
-from tightrope.domains.linear.rules import ACTIVATIONS, RULES, by_intervals
-from tightrope.domains.reduced.reduction import COPIES, MEMORY, Reducer, reduce, reducible
+from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
+from tightrope.domains.reduced.reduction import Reducer, reduce, reducible
 from tightrope.domains.rounding import cornered
-from tightrope.graph import Graph, ops
-from tightrope.graph.maxpool import maximum_of
+from tightrope.graph import Graph, Node, ops
 
 # Operations that look at each number by itself.
-MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Concat)
+MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Take, ops.Concat)
 APART = (*MOVES, ops.Shift, ops.Scale, ops.BatchNorm)
+DIFFERENCES = 1 << 10  # that are bounded one by one
 WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take
 
 
@@ -73,6 +77,7 @@ def relax(
     sizes = Magnitudes(graph, box)
     found = Relaxation(graph, {0: box}, {}, sizes.terms, rounding)
     mixed = _mixed(graph)
+    forms = None if effort.iterations is None else few_inputs(graph, box, rounding)
     reducer = None
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
         reducer = Reducer(found, memory=effort.memory)
@@ -80,24 +85,36 @@ def relax(
         check_time()
         inputs = [found.boxes[j] for j in node.inputs]
         bounds = interval.RULES[type(node.op)](node.op, *inputs, rounding=rounding)
-        bounds = _as_maximum(found, i, Box(*bounds.corners))
+        bounds = as_extremum(graph, found.boxes, i, Box(*bounds.corners))
         if known is not None and i in known:
             bounds = _both(bounds, known[i])
         if rounding:
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
             found.lines[i] = lines(node.op, found.boxes[node.inputs[0]], rounding=rounding)
-        elif effort.iterations is not None and (found.lines or mixed[i] > 1):
+        if forms is not None:
+            before = found.boxes[node.inputs[0]]
+            bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
+        if i not in found.lines and _worthwhile(found, effort, mixed[i]):
             reading = [graph.nodes[j].op for j in readers[i]]
             needs = _needed(bounds, reading)
-            if needs is not None:
+            if needs is not None and not _many(node):
                 # ReLUs need no more than a sign.
                 signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) for op in reading)
                 bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
+                if forms is not None:
+                    forms.tighten(i, bounds)
         found.boxes[i] = bounds
         if rounding:
             sizes.hold(i, bounds)
     return found
+
+
+def _worthwhile(found: Relaxation, effort: Effort, mixed: int) -> bool:
+    """Return whether linear bounds of a node can be tighter than intervals."""
+    if isinstance(found.box, BallBox) and not found.lines:
+        return mixed > 0  # intervals know nothing of the ball, with CROWN-IBP either
+    return effort.iterations is not None and (bool(found.lines) or mixed > 1)
 
 
 def _mixed(graph: Graph) -> list[int]:
@@ -145,8 +162,13 @@ def best_bounds(
 
 def reduction_fits(relaxation: Relaxation, memory: int = MEMORY) -> bool:
     """Return whether the matrices of a reduced network fit into memory."""
+    return reduction_bytes(relaxation) <= fitting(memory, relaxation.box.lower.device)
+
+
+def reduction_bytes(relaxation: Relaxation) -> int:
+    """Return what the matrices of a reduced network take, in both precisions."""
     neurons = unstable_neurons(relaxation)
-    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons) <= memory
+    return 12 * neurons * (relaxation.box.lower[0].numel() + neurons)
 
 
 def unstable_neurons(relaxation: Relaxation) -> int:
@@ -161,27 +183,22 @@ def _both(first: Box, second: Box) -> Box:
     return Box(lower, torch.maximum(lower, torch.minimum(first.upper, second.upper)))
 
 
-def _as_maximum(found: Relaxation, i: int, bounds: Box) -> Box:
-    """Tighten intervals of a maximum: as a sum, its two parts would be bounded apart."""
-    pair = maximum_of(found.graph, i)
-    if pair is None:
-        return bounds
-    a, b = (found.boxes[j] for j in pair)
-    lower = torch.maximum(bounds.lower, torch.maximum(a.lower, b.lower))
-    return Box(lower, torch.minimum(bounds.upper, torch.maximum(a.upper, b.upper)))
-
-
 def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
     """Return which neurons an activation that reads them would like to know better."""
     masks = []
     for op in readers:
         if isinstance(op, ops.Relu | ops.LeakyRelu):
             masks.append(unstable(bounds))
-        elif isinstance(op, ops.Sigmoid | ops.Tanh | ops.MaxPool) or _by_intervals(op):
+        elif isinstance(op, (*ACTIVATIONS, *BOXED, ops.Differences)) or _by_intervals(op):
             masks.append(bounds.lower < bounds.upper)
     if not masks:
         return None
     return torch.stack(masks).any(0)
+
+
+def _many(node: Node) -> bool:
+    """Return whether there are so many differences that those of bounds have to do."""
+    return isinstance(node.op, ops.Differences) and math.prod(node.shape) > DIFFERENCES
 
 
 def _by_intervals(op: ops.Op) -> bool:
@@ -242,7 +259,7 @@ class _Tightening:
         assert self.effort.iterations
         work = rows * neurons * (inputs + neurons / 2) * 2 * self.effort.iterations
         matrices = 12 * (rows + neurons) * (inputs + neurons)
-        return work <= self.effort.work and matrices <= self.effort.memory
+        return work <= self.effort.work and matrices <= fitting(self.effort.memory)
 
     def _chunks(self, owner: Tensor | None, place: Tensor) -> Iterator[slice]:
         """Split rows so that the coefficients of each part fit into memory."""
@@ -250,6 +267,7 @@ class _Tightening:
         owners = None if owner is None else owner[:1]
         shape, like = found.graph.nodes[target].shape, found.box.lower
         form = found.pull(target, unit_rows(shape, place[:1], owners, like, windows=True))
-        size = max(1, self.effort.memory // (COPIES * form.largest * like.element_size()))
+        memory = fitting(self.effort.memory, like.device)
+        size = rows_at_once(memory, COPIES * form.largest * like.element_size(), form.work)
         for start in range(0, len(place), size):
             yield slice(start, start + size)

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.domains.curves import function_box
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
+from tightrope.precision import ROUNDING
 
 
 class Magnitudes:
@@ -35,6 +37,8 @@ class Magnitudes:
 
     def hold(self, i: int, box: Box) -> None:
         """Take note of bounds on a node: it hands on no more than they allow."""
+        if isinstance(self.graph.nodes[i].op, ops.Function):  # of which nothing else is known
+            self.terms[i] = largest(box)
         self.values[i] = torch.minimum(self.terms[i], largest(box))
 
 
@@ -45,6 +49,9 @@ def magnitudes(graph: Graph, boxes: Mapping[int, Box]) -> dict[int, Tensor]:
         found.visit(i)
         if i in boxes:
             found.hold(i, boxes[i])
+        elif isinstance(op := graph.nodes[i].op, ops.Function):
+            before = boxes[graph.nodes[i].inputs[0]]
+            found.hold(i, function_box(op, before, rounding=ROUNDING))
     return found.terms
 
 
@@ -70,9 +77,16 @@ def _rearrange(op: Any, *xs: Tensor) -> Tensor:
     return result
 
 
+def _reach(op: ops.Softmax, x: Tensor) -> Tensor:
+    """A softmax is at most 1, its logarithm at most the widest difference and a logarithm."""
+    widest = 2 * x.amax(-1, keepdim=True) + x.shape[-1]
+    return widest.expand_as(x) if op.logarithm else torch.ones_like(x)
+
+
 RULES: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Linear: _affine,
     ops.Conv2d: _affine,
+    ops.ConvTranspose2d: _affine,
     ops.BatchNorm: _batch_norm,
     ops.Shift: lambda op, x: x + op.offset.abs(),
     ops.Scale: lambda op, x: x / op.factor.abs() if op.divide else x * op.factor.abs(),
@@ -82,6 +96,7 @@ RULES: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Permute: _rearrange,
     ops.Pad: lambda op, x: POINT_RULES[ops.Pad](ops.Pad(op.pads, abs(op.value)), x),
     ops.Slice: _rearrange,
+    ops.Take: _rearrange,
     ops.Concat: _rearrange,
     ops.Add: lambda op, a, b: a + b,
     ops.Sub: lambda op, a, b: a + b,
@@ -89,4 +104,10 @@ RULES: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.LeakyRelu: lambda op, x: x * max(1.0, op.slope),
     ops.Sigmoid: lambda op, x: torch.ones_like(x),
     ops.Tanh: lambda op, x: torch.ones_like(x),
+    ops.Function: lambda op, x: torch.full_like(x, torch.inf),
+    ops.Mul: _rearrange,
+    ops.MatMul: _rearrange,
+    ops.Differences: lambda op, x: x.unsqueeze(-2) + x.unsqueeze(-1),
+    ops.Softmax: lambda op, x: _reach(op, x),
+    ops.Standardize: lambda op, x: torch.full_like(x, x.shape[-1] ** 0.5),
 }

@@ -17,16 +17,9 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.domains.linear.curves import function_lines
+from tightrope.domains.linear.lines import Lines as Lines
 from tightrope.graph import ops
-
-
-class Lines(NamedTuple):
-    """The two lines of each neuron, all of shape [batch, *shape]."""
-
-    lower_slope: Tensor
-    lower_intercept: Tensor
-    upper_slope: Tensor
-    upper_intercept: Tensor
 
 
 def lines(op: ops.Op, box: Box, *, rounding: float = 0.0) -> Lines:
@@ -39,10 +32,14 @@ def unstable(box: Box) -> Tensor:
     return (box.lower < 0) & (box.upper > 0)
 
 
+def kinked(op: ops.Op) -> bool:
+    """Return whether any line through zero lies below, of a slope between those of the sides."""
+    return isinstance(op, ops.Relu) or (isinstance(op, ops.LeakyRelu) and op.slope <= 1)
+
+
 def free_slopes(op: ops.Op, box: Box) -> Tensor | None:
     """Return where the lower slope may be anything between the slopes of the two sides."""
-    bends = isinstance(op, ops.Relu) or (isinstance(op, ops.LeakyRelu) and op.slope <= 1)
-    return unstable(box) if bends else None
+    return unstable(box) if kinked(op) else None
 
 
 def _bent(op: ops.Relu | ops.LeakyRelu, l: Tensor, u: Tensor, rounding: float) -> Lines:  # noqa: E741
@@ -184,4 +181,5 @@ RULES: dict[type[ops.Op], Callable[[Any, Tensor, Tensor, float], Lines]] = {
     ops.LeakyRelu: _bent,
     ops.Sigmoid: _curved,
     ops.Tanh: _curved,
+    ops.Function: function_lines,
 }

@@ -24,20 +24,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.box import Box, flat
+from tightrope.box import BallBox, Box, flat
 from tightrope.deadline import check_time
+from tightrope.domains.balls import fall, lowest_point
+from tightrope.domains.linear import spread
 from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.products import pull_product
+from tightrope.domains.linear.pulling import pull_function
 from tightrope.domains.linear.relaxations import RULES as LINES
-from tightrope.domains.linear.relaxations import Lines
+from tightrope.domains.linear.relaxations import Lines, kinked
 from tightrope.domains.rounding import growth, tiny
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
 from tightrope.graph.windows import sides
+from tightrope.graph.work import fan_in
 
 Magnitudes = Mapping[int, Tensor]
 
 ACTIVATIONS = tuple(LINES)
+# Their rules read the boxes of their inputs.
+BOXED = (ops.MaxPool, ops.Mul, ops.MatMul)
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Form:
     """One linear function of the input per row, below the row's value on the box.
 
     `slack` is by how much rounding errors may have moved it. `passed` are the coefficients that
-    arrived at each activation's output, `largest` the most that a row had on the way.
+    arrived at each activation's output. `largest` is the most that a row had on the way, `work` the
+    most that it took to pull it through one operation.
     """
 
     coefficients: Coefficients
@@ -53,10 +61,15 @@ class Form:
     slack: Tensor
     passed: dict[int, Coefficients]
     largest: int
+    work: int = 0
 
     def minimum(self, box: Box, *, rounding: float = 0.0) -> Tensor:
-        """Return the smallest value over the box, one per row."""
+        """Return the smallest value over the box, one per row; on a ball, at most that."""
         a = self.coefficients
+        if isinstance(box, BallBox):
+            # Where one of the two is not a number, the other one still holds.
+            whole = self.minimum(Box(*box.corners), rounding=rounding)
+            return torch.fmax(whole, self._ball_minimum(box, rounding))
         if not rounding:
             center, radius = box.middle
             return a.dot(center) - a.like(a.values.abs()).dot(radius) + self.constant
@@ -67,10 +80,28 @@ class Form:
         loose = self.slack + growth(a.values[0].numel() + 4, rounding) * size
         return below + above + self.constant - loose - torch.finfo(size.dtype).tiny
 
+    def _ball_minimum(self, box: BallBox, rounding: float) -> Tensor:
+        """Return a lower bound over the ball, one per row."""
+        a = self.coefficients
+        seen = (a.take(t) for t in (box.point, *box.corners))
+        falls = fall(box, a.values, *seen)
+        value = a.dot(box.point) - falls + self.constant
+        if not rounding:
+            return value
+        size = a.like(a.values.abs()).dot(box.point.abs()) + falls
+        size = size + self.constant.abs() + self.slack
+        loose = self.slack + growth(a.values[0].numel() + 8, rounding) * size
+        return value - loose - torch.finfo(size.dtype).tiny
+
     def minimizer(self, box: Box) -> Tensor:
         """Return where in the box that is, one point per row (dense coefficients only)."""
         a = self.coefficients
-        return torch.where(a.values > 0, a.take(box.lower), a.take(box.upper))
+        corner = torch.where(a.values > 0, a.take(box.lower), a.take(box.upper))
+        if not isinstance(box, BallBox):
+            return corner
+        inside = lowest_point(box, a.values, *(a.take(t) for t in (box.point, *box.corners)))
+        by_ball = self._ball_minimum(box, 0.0) > self.minimum(Box(*box.corners))
+        return torch.where(by_ball.view(-1, *(1 for _ in corner.shape[1:])), inside, corner)
 
 
 # Pulls coefficients of an activation's output back to its input.
@@ -97,6 +128,13 @@ class Pass:
         if self.rounding:
             size = a.like(a.values.abs()).dot(values.abs())
             self.lose(size, growth(a.values[0].numel(), self.rounding))
+
+    def add_alike(self, a: Coefficients, values: Tensor) -> None:
+        """Add `a . values` to the bound, products that all have the same sign."""
+        number = a.dot(values)
+        self.add_number(number)
+        if self.rounding:
+            self.lose(number.abs(), growth(a.values[0].numel(), self.rounding))
 
     def add_number(self, number: Tensor) -> None:
         """Add one number per row to the bound; large parts of it may cancel later on."""
@@ -140,14 +178,14 @@ def backward(
     rule = activation or pull_activation
     state = Pass(graph, lines, boxes or {}, magnitudes, rounding, zero, zero, rule)
     arrived: dict[int, Coefficients] = {target: rows}
-    largest = 0
+    largest, work = 0, 0
     for i in range(target, 0, -1):
         if i not in arrived:
             continue
         check_time()
         a = arrived.pop(i)
-        largest = max(largest, a.values.shape[1:].numel())
-        node = graph.nodes[i]
+        node, each = graph.nodes[i], a.values.shape[1:].numel()
+        largest, work = max(largest, each), max(work, each * fan_in(node.op))
         pulled = RULES[type(node.op)](node.op, a, i, state)
         for j, b in zip(node.inputs, pulled, strict=True):
             if j not in arrived:
@@ -164,7 +202,7 @@ def backward(
     if rounding and magnitudes is not None:
         slack = slack + _underflow(rows, magnitudes, target)
     largest = max(largest, arrived[0].values.shape[1:].numel())
-    return Form(arrived[0], state.constant, slack, state.passed, largest)
+    return Form(arrived[0], state.constant, slack, state.passed, largest, work)
 
 
 def _underflow(rows: Coefficients, magnitudes: Magnitudes, target: int) -> Tensor:
@@ -253,6 +291,12 @@ def _affine(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficie
     return tuple(dense.like(g) for g in gradients)
 
 
+def _differences(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
+    a = a.dense()
+    state.charge(a, i, 2 * a.values.shape[-1])
+    return (a.like(a.values.sum(-2) - a.values.sum(-1)),)
+
+
 def _add(op: ops.Add, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     return a, a
 
@@ -281,18 +325,21 @@ def pull_activation(
     `slopes` replaces lower slopes through the origin, per row, where neurons are unstable.
     """
     state.passed[i] = a
-    line = state.lines[i]
+    line, before = state.lines[i], state.graph.nodes[i].inputs[0]
     lower_slope = a.take(line.lower_slope)
     if slopes and i in slopes:
         free = a.take(line.upper_intercept > 0)  # unstable: the chord does not go through zero
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
         lower_slope = torch.where(free, slopes[i].clamp(left, 1.0), lower_slope)
     values = a.values * torch.where(a.values >= 0, lower_slope, a.take(line.upper_slope))
-    state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
-    state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
+    if kinked(op):  # the lower line goes through zero, the upper one's intercept is not negative
+        state.add_alike(a.like(a.values.clamp(max=0)), line.upper_intercept)
+    else:
+        state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
+        state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
     if state.magnitudes is not None:
-        before = state.magnitudes[state.graph.nodes[i].inputs[0]]
-        state.lose(a.like(values.abs()).dot(before), 4 * state.rounding)
+        sizes = state.magnitudes[before]
+        state.lose(a.like(values.abs()).dot(sizes), 4 * state.rounding)
     return a.like(values)
 
 
@@ -348,11 +395,12 @@ def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coef
 
 
 # Operations for which `by_intervals` has to do.
-BY_INTERVALS: tuple[type[ops.Op], ...] = ()
+BY_INTERVALS: tuple[type[ops.Op], ...] = (ops.Softmax, ops.Standardize)
 
 RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv,
+    ops.ConvTranspose2d: spread.conv_transpose,
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,
     ops.Scale: _scale,
@@ -362,6 +410,7 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.Permute: _permute,
     ops.Pad: _affine,
     ops.Slice: _affine,
+    ops.Take: spread.take,
     ops.Concat: _affine,
     ops.Add: _add,
     ops.Sub: _sub,
@@ -369,5 +418,9 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
     ops.LeakyRelu: _activation,
     ops.Sigmoid: _activation,
     ops.Tanh: _activation,
+    ops.Function: pull_function,
+    ops.Mul: pull_product,
+    ops.MatMul: pull_product,
+    ops.Differences: _differences,
     **dict.fromkeys(BY_INTERVALS, by_intervals),
 }

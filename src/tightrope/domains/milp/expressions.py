@@ -117,6 +117,17 @@ def _conv2d(op: ops.Conv2d, shapes: list[Shape], shape: Shape, x: Expression) ->
     return transform(x, matrix, np.repeat(bias, size // shape[0]))
 
 
+def _conv_transpose(
+    op: ops.ConvTranspose2d, shapes: list[Shape], shape: Shape, x: Expression
+) -> Expression:
+    column, row, tap = dense.transposed_entries(op, shape)
+    entries = (op.weight.flatten()[tap].numpy(), (row.numpy(), column.numpy()))
+    extent = (math.prod(shape), math.prod(shapes[0]))
+    matrix = require("scipy.sparse").csr_matrix(entries, shape=extent)
+    bias = np.zeros(shape[0]) if op.bias is None else numbers(op.bias)
+    return transform(x, matrix, np.repeat(bias, math.prod(shape[1:])))
+
+
 def _batch_norm(op: ops.BatchNorm, shapes: list[Shape], shape: Shape, x: Expression) -> Expression:
     factor, offset = (numbers(t) for t in batchnorm_map(op))
     size = np.abs(numbers(op.mean) * factor)
@@ -189,6 +200,7 @@ def _combine(sign: float) -> Callable[..., Expression]:
 RULES: dict[type[ops.Op], Callable[..., Expression]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv2d,
+    ops.ConvTranspose2d: _conv_transpose,
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,
     ops.Scale: _scale,
@@ -197,6 +209,7 @@ RULES: dict[type[ops.Op], Callable[..., Expression]] = {
     ops.Permute: _rearrange,
     ops.Pad: _pad,
     ops.Slice: _rearrange,
+    ops.Take: _rearrange,
     ops.Concat: _rearrange,
     ops.Add: _combine(1.0),
     ops.Sub: _combine(-1.0),
@@ -204,4 +217,7 @@ RULES: dict[type[ops.Op], Callable[..., Expression]] = {
 # Encoded with variables of their own (`tightrope.domains.milp.encoding`).
 ENCODED = (ops.Relu, ops.LeakyRelu, ops.MaxPool)
 # No program has a rule for them: a network that holds one is refused.
-NOT_PIECEWISE_LINEAR = (ops.Sigmoid, ops.Tanh)
+NOT_PIECEWISE_LINEAR = (
+    *(ops.Sigmoid, ops.Tanh, ops.Function, ops.Mul, ops.MatMul),
+    *(ops.Differences, ops.Softmax, ops.Standardize),
+)

@@ -21,16 +21,13 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box, flat
-from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.bounded import MEMORY, Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.magnitudes import largest
 from tightrope.domains.linear.relaxations import Lines, lines, unstable
 from tightrope.domains.rounding import growth
 from tightrope.graph import Graph, ops
 from tightrope.graph.graph import Node
-
-MEMORY = 1 << 30  # bytes for the coefficients of one chunk of rows
-COPIES = 8  # of its coefficients that a row needs on its way back
 
 
 @dataclass(frozen=True)
@@ -137,6 +134,7 @@ LINEAR = (
     ops.Input,
     ops.Linear,
     ops.Conv2d,
+    ops.ConvTranspose2d,
     ops.BatchNorm,
     ops.Shift,
     ops.Scale,
@@ -145,6 +143,7 @@ LINEAR = (
     ops.Permute,
     ops.Pad,
     ops.Slice,
+    ops.Take,
     ops.Concat,
     ops.Add,
     ops.Sub,
@@ -223,9 +222,7 @@ class Reducer:
             if len(known) and bool((known[index.clamp(max=len(known) - 1)] == places).all()):
                 return rows[index].widened(self.size)
         nodes = self.relaxation.graph.nodes
-        most = max(torch.Size(node.shape).numel() for node in nodes[: target + 1])
-        like = self.relaxation.box.lower
-        size = max(1, self.memory // (COPIES * most * like.element_size()))
+        like, size = self.relaxation.box.lower, self.relaxation.rows_at_once(target, self.memory)
         parts = [
             self.pull(target, unit_rows(nodes[target].shape, part, None, like, windows=True))
             for part in places.split(size)

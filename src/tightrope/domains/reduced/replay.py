@@ -12,35 +12,49 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tightrope.domains.reduced.reduction import MEMORY, Reduced
+from tightrope.box import BallBox, Box
+from tightrope.budget import fitting, rows_at_once
+from tightrope.deadline import check_time
+from tightrope.domains.balls import fall
+from tightrope.domains.linear.bounded import MEMORY
+from tightrope.domains.linear.relaxations import lines
+from tightrope.domains.reduced.reduction import Reduced
 from tightrope.domains.reduced.splits import Cuts, Subproblems
 from tightrope.domains.rounding import growth
+from tightrope.graph import ops
 
 
 def strict_bounds(
-    network: Reduced, problems: Subproblems, weights: Tensor | None = None, cuts: Cuts | None = None
+    network: Reduced,
+    problems: Subproblems,
+    weights: Tensor | None = None,
+    cuts: Cuts | None = None,
+    regions: Box | None = None,
 ) -> Tensor:
     """Return proved lower bounds of the rows of some subproblems.
 
     With `weights`, [D, R] and not negative, each subproblem is about that combination of all
-    rows instead of its own row. Parameters out of their limits are moved back into them.
+    rows instead of its own row. Parameters out of their limits are moved back into them. `regions`
+    are the neurons' bounds in each region, [regions, U]; there is one without.
     """
     per_problem = 8 * 8 * (network.size + network.rows.outer.shape[1])
-    chunk = max(1, MEMORY // per_problem)
-    parts = [
-        _bounds(
-            network,
-            problems[start : start + chunk],
-            None if weights is None else weights[start : start + chunk],
-            cuts,
-        )
-        for start in range(0, len(problems), chunk)
-    ]
-    return torch.cat(parts) if parts else network.lower.new_zeros(0)
+    work = network.size * (network.size + network.rows.outer.shape[1])
+    chunk = rows_at_once(fitting(MEMORY, network.lower.device), per_problem, work)
+    parts = [network.lower.new_zeros(0)]
+    for start in range(0, len(problems), chunk):
+        check_time()
+        some = slice(start, start + chunk)
+        chosen = None if weights is None else weights[some]
+        parts.append(_bounds(network, problems[some], chosen, cuts, regions))
+    return torch.cat(parts)
 
 
 def _bounds(
-    network: Reduced, problems: Subproblems, weights: Tensor | None, cuts: Cuts | None
+    network: Reduced,
+    problems: Subproblems,
+    weights: Tensor | None,
+    cuts: Cuts | None,
+    regions: Box | None,
 ) -> Tensor:
     rounding, neurons, dtype = network.rounding, network.neurons, network.lower.dtype
     a, x, constant, lost = _start(network, problems, weights)
@@ -58,8 +72,12 @@ def _bounds(
         constant = constant + gamma @ cuts.constant
     free = sign == 0
     active = (sign > 0).to(dtype)
-    chord = torch.where(free, network.lines.upper_slope, active)
-    peak = torch.where(free, network.lines.upper_intercept, 0.0)
+    line = network.lines
+    if regions is not None:
+        mine = regions.map(lambda t: t[problems.region])
+        line = lines(ops.Relu(), mine, rounding=rounding)
+    chord = torch.where(free, line.upper_slope, active)
+    peak = torch.where(free, line.upper_intercept, 0.0)
     low = torch.where(free, alpha, active)
     h = torch.zeros_like(a)
     for layer in reversed(network.layers):
@@ -88,6 +106,13 @@ def _bounds(
     size = x.abs() @ inputs
     # Adding up the bound takes len(lower) + 4 steps; 24 - 4 are left for the sums below.
     lost = lost + growth(len(lower) + 16, rounding) * (size + constant.abs())
+    if isinstance(network.box, BallBox):
+        # Of the two bounds either holds; sums on the ball are longer by its fall.
+        ball = network.box
+        falls = fall(ball, x, ball.point, *ball.corners)
+        room = x.abs() @ ball.point[0].abs() + falls + constant.abs()
+        inside = x @ ball.point[0] - falls - growth(len(lower) + 24, rounding) * room
+        bound = torch.fmax(bound, inside)
     # Coefficients that underflow are off by less than the smallest normal number.
     tiny = torch.finfo(dtype).tiny * (1 + network.magnitude.sum() + seen.sum() + inputs.sum())
     return bound + constant - (1 + 1e-9) * lost - tiny

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tightrope.box import BallBox
 from tightrope.deadline import check_time
+from tightrope.domains.balls import fall, lowest_point
 from tightrope.domains.linear.ascent import Ascent, Parameter
 from tightrope.domains.reduced.reduction import Reduced
 
@@ -23,7 +25,8 @@ from tightrope.domains.reduced.reduction import Reduced
 class Subproblems:
     """A batch of subproblems with their parameters, D of them.
 
-    `row` says which row of the property each one is about, `sign` which neurons are split.
+    `row` says which row of the property each one is about, `sign` which neurons are split, and
+    `region` which bounds of the neurons hold (`regions.py`).
     """
 
     row: Tensor  # [D]
@@ -31,6 +34,7 @@ class Subproblems:
     alpha: Tensor  # [D, U]
     beta: Tensor  # [D, U]
     gamma: Tensor  # [D, G]
+    region: Tensor  # [D]
 
     def __len__(self) -> int:
         return len(self.row)
@@ -76,6 +80,7 @@ class Bounder:
         self.network = network
         self.cuts = cuts
         self.center, self.radius = (t[0] for t in network.box.middle)
+        self.ball = network.box if isinstance(network.box, BallBox) else None
         # Contiguous blocks: products with slices of a large matrix would copy them each time.
         spans = [layer.span for layer in network.layers]
         self.spans = spans
@@ -86,7 +91,9 @@ class Bounder:
         self.constant = network.neurons.constant
         # A neuron that is zero but for rounding errors is not worth a split.
         self.bends = network.reach > 1e-12 * (network.reach.max() if network.size else 1.0)
-        self.chord, self.peak = network.lines.upper_slope, network.lines.upper_intercept
+        # The upper lines of each region, [regions, U].
+        self.chords = network.lines.upper_slope[None]
+        self.peaks = network.lines.upper_intercept[None]
         biases = [layer.bias.to(outer) for layer in network.layers]
         self.bias = torch.cat(biases) if biases else self.constant
 
@@ -102,19 +109,31 @@ class Bounder:
             alpha=slope.expand(count, -1).clone(),
             beta=slope.new_zeros(count, network.size),
             gamma=slope.new_zeros(count, cuts),
+            region=torch.zeros(count, dtype=torch.long, device=rows.device),
         )
+
+    def upper_lines(self, problems: Subproblems) -> tuple[Tensor, Tensor]:
+        """Return slopes and intercepts of the upper lines, [D, U] or [1, U]."""
+        if len(self.chords) == 1:
+            return self.chords, self.peaks
+        return self.chords[problems.region], self.peaks[problems.region]
+
+    def begin(self, problems: Subproblems) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the coefficients of outputs and inputs to begin with, and the constants."""
+        rows = self.network.rows
+        return rows.inner[problems.row], rows.outer[problems.row], rows.constant[problems.row]
 
     def look(self, problems: Subproblems) -> View:
         """Bound subproblems with the parameters they have."""
-        rows, sign = self.network.rows, problems.sign
+        sign = problems.sign
+        chord, peak = self.upper_lines(problems)
         free = sign == 0
-        fixed = (sign > 0).to(self.chord)
-        upper = torch.where(free, self.chord, fixed)
-        peak = torch.where(free, self.peak, 0.0)
+        fixed = (sign > 0).to(chord)
+        upper = torch.where(free, chord, fixed)
+        peak = torch.where(free, peak, 0.0)
         lower = torch.where(free, problems.alpha, fixed)
         after = -problems.beta * sign
-        a = rows.inner[problems.row]
-        constant = rows.constant[problems.row]
+        a, x, constant = self.begin(problems)
         if self.cuts is not None:
             a = a + problems.gamma @ self.cuts.on_outputs
             after = after + problems.gamma @ self.cuts.on_inputs
@@ -129,14 +148,26 @@ class Bounder:
             slope[:, span] = torch.where(part >= 0, lower[:, span], upper[:, span])
             torch.addcmul(after[:, span], part, slope[:, span], out=h[:, span])
         rise = torch.where(a < 0, peak, 0.0)
-        x = rows.outer[problems.row].addmm_(h, self.outer)
+        x.addmm_(h, self.outer)
         bound = constant + h @ self.constant + (a * rise).sum(1)
-        bound = bound + x @ self.center - x.abs() @ self.radius
-        return View(bound, a, slope, rise, x)
+        whole = bound + x @ self.center - x.abs() @ self.radius
+        if self.ball is not None:
+            whole = torch.fmax(whole, bound + self._ball_minimum(x))
+        return View(whole, a, slope, rise, x)
+
+    def _ball_minimum(self, x: Tensor) -> Tensor:
+        assert self.ball is not None
+        return x @ self.ball.point[0] - fall(self.ball, x, self.ball.point, *self.ball.corners)
 
     def minimizer(self, view: View) -> Tensor:
         """Return where in the box each bound is attained."""
-        return self.center - view.input.sign() * self.radius
+        x = view.input
+        corner = self.center - x.sign() * self.radius
+        if self.ball is None:
+            return corner
+        inside = lowest_point(self.ball, x, self.ball.point, *self.ball.corners)
+        by_ball = self._ball_minimum(x) > x @ self.center - x.abs() @ self.radius
+        return torch.where(by_ball[:, None], inside, corner)
 
     def push(self, view: View) -> tuple[Tensor, Tensor]:
         """Push the minimisers forward: what each neuron sees, and the lines' values there."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tightrope.graph import ops
+from tightrope.graph.trace.moves import moved
 from tightrope.graph.values import Value, apply, refuse
 
 
@@ -51,7 +52,8 @@ def _transpose(x: Value, a: int, b: int) -> Any:
 
 
 def _pad(x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
-    refuse(mode != "constant", f"mode={mode!r}")
+    if mode != "constant":
+        return moved(torch.ops.aten.pad)(x, pad, mode)
     refuse(len(pad) > 2 * len(x.shape), "padding the batch dimension")
     return apply(x, ops.Pad(tuple(int(p) for p in pad), float(value or 0.0)))
 
@@ -79,10 +81,6 @@ def _select(x: Value, dim: int, index: int) -> Any:
 def _indexed(x: Value, dim: int, index: slice | int) -> Any:
     refuse(dim == 0, "indexing the batch dimension")
     return apply(x, ops.Slice((*[slice(None)] * (dim - 1), index)))
-
-
-def _index(x: Value, indices: Any) -> Any:
-    raise NotImplementedError("an index other than integers and slices")
 
 
 def _concat(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -129,7 +127,6 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.constant_pad_nd: _constant_pad,
     aten.slice: _slice,
     aten.select: _select,
-    aten.index: _index,
     aten.cat: _concat,
     aten.concat: _concat,
 }

@@ -24,7 +24,7 @@ from tightrope.graph.trace import converters
 from tightrope.graph.trace.capture import Captured, capture, evaluating
 from tightrope.graph.trace.reference import Reference
 from tightrope.graph.trace.rehearsal import first_line, title
-from tightrope.graph.values import Apply, Computed, Unsupported, Value
+from tightrope.graph.values import Apply, Composed, Computed, Unsupported, Value
 
 # Types in which some operators compute with more precise constants than others.
 HALF = (torch.float16, torch.bfloat16)
@@ -33,6 +33,7 @@ _NUMBERS: dict[type[ops.Op], tuple[str, ...]] = {
     ops.BatchNorm: ("epsilon",),
     ops.LeakyRelu: ("slope",),
     ops.Pad: ("value",),
+    ops.Standardize: ("epsilon",),
 }
 
 
@@ -71,6 +72,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.values: dict[fx.Node, Any] = {}
         self.problems: dict[str, str] = {}
+        self.node: fx.Node = captured.result
 
     def visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -129,29 +131,52 @@ class _Builder:
 
     def _append(self, node: fx.Node, result: Any) -> Any:
         """Add the operations a converter asked for; other results are plain values."""
-        if not isinstance(result, Apply):
+        if not isinstance(result, Apply | Composed):
             return result
+        self.node = node
+        if isinstance(result, Composed):
+            built = result.build(self)
+            return self._value(built) if isinstance(built, int) else tuple(map(self._value, built))
         if not all(isinstance(value, Value) for value in result.inputs):
             raise NotImplementedError("it works on a constant")
-        inputs = tuple(value.position for value in result.inputs)
-        layer = self.captured.layer(node)
-        name = layer[0] if layer else node.name
+        positions = tuple(value.position for value in result.inputs)
         for op in result.operations:
-            op = self._complete(node, self._as_used(op))
-            probes = [self.probe.new_zeros(1, *self.nodes[j].shape) for j in inputs]
-            with torch.no_grad():
-                out = evaluate.RULES[type(op)](op, *probes)
-            self.nodes.append(Node(name, op, inputs, tuple(out.shape[1:])))
-            inputs = (len(self.nodes) - 1,)
-        value = Value(inputs[0], self.nodes[inputs[0]].shape)
-        return (value, Unsupported, Unsupported) if result.first_of_several else value
+            positions = (self.append(op, *positions),)
+        found = self._value(positions[0])
+        return (found, Unsupported, Unsupported) if result.first_of_several else found
+
+    def append(self, op: ops.Op, *inputs: int) -> int:
+        """Append one operation of the operator at hand and return its position."""
+        layer = self.captured.layer(self.node)
+        op = self._complete(self.node, self._as_used(op))
+        probes = [self.probe.new_zeros(1, *self.nodes[j].shape) for j in inputs]
+        with torch.no_grad():
+            out = evaluate.RULES[type(op)](op, *probes)
+        name = layer[0] if layer else self.node.name
+        self.nodes.append(Node(name, op, inputs, tuple(out.shape[1:])))
+        return len(self.nodes) - 1
+
+    def shape_of(self, position: int) -> tuple[int, ...]:
+        """Return the shape of a node's samples."""
+        return self.nodes[position].shape
+
+    def number(self, value: float) -> Tensor:
+        """Return a constant; it is rounded to the module's precision when it is used."""
+        return torch.tensor(value, dtype=torch.float64)
+
+    def _value(self, position: int | None) -> Any:
+        return Unsupported if position is None else Value(position, self.nodes[position].shape)
 
     def _as_used(self, op: ops.Op) -> ops.Op:
         """Return an operation with its constants as the module computes with them.
 
         PyTorch rounds a Python number to the precision of the tensor before it uses it.
         """
+        if isinstance(op, ops.Take):
+            return op.map_tensors(lambda t: t.to(self.probe.device))
         numbers = {name: self._number(getattr(op, name)) for name in _NUMBERS.get(type(op), ())}
+        if isinstance(op, ops.Function):
+            return replace(op, parameters=tuple(self._number(p) for p in op.parameters))
         return replace(op.map_tensors(self._constant), **numbers)
 
     def _number(self, number: float) -> float:

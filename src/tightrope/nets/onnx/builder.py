@@ -9,7 +9,7 @@ when an operation needs their shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from tightrope.graph import Graph, Node, evaluate, ops
 from tightrope.graph.graph import prune
 from tightrope.graph.values import refuse
+from tightrope.graph.work import fan_in
 from tightrope.nets.messages import one_line, short
 from tightrope.nets.onnx.dimensions import Shape, Sizes, broadcast, check_rank
 
@@ -55,6 +56,7 @@ class Call:
     inputs: tuple[Argument, ...]
     attributes: dict[str, Any]
     opset: int
+    results: int = 1
 
     def value(self, index: int = 0) -> Value:
         """Return an input that must depend on the network's input."""
@@ -99,17 +101,30 @@ Held = dict[int, list[Named]]
 
 
 class Builder:
-    """Collects the graph's nodes."""
+    """Collects the graph's nodes.
 
-    def __init__(self, input_shape: Shape, dtype: torch.dtype, sizes: Sizes) -> None:
+    Several inputs are parts of one flat input of the graph, in their order.
+    """
+
+    def __init__(self, inputs: Mapping[str, Shape], dtype: torch.dtype, sizes: Sizes) -> None:
         self.dtype = dtype
         self.name = "input"
         self.sizes = sizes
-        self.input = Value(0, input_shape)
-        self.nodes = [Node("input", ops.Input(), (), sample_shape(input_shape))]
         self.reshaped: dict[tuple[int, Shape], int] = {}
         self.held: Held = {}
-        sizes.hold_value(input_shape, "the input")
+        self.inputs: dict[str, Value] = {}
+        total = sum(math.prod(shape) for shape in inputs.values())
+        sizes.hold_value((total,), "the input")
+        single = next(iter(inputs.values())) if len(inputs) == 1 else (total,)
+        self.nodes = [Node("input", ops.Input(), (), sample_shape(single))]
+        first = 0
+        for name, shape in inputs.items():
+            check_rank(shape)
+            end = first + math.prod(shape)
+            part = ops.Slice((slice(first, end),))
+            position = 0 if len(inputs) == 1 else self.append(part, 0)
+            self.inputs[name] = Value(position, shape)
+            first = end
 
     def apply(self, value: Value, *operations: ops.Op, to: Shape | None = None) -> Value:
         """Append operations on samples of their natural shape; `to` is the ONNX shape at the end.
@@ -139,12 +154,22 @@ class Builder:
         shapes = [self.nodes[i].shape for i in inputs]
         shape = _shape_of(op, shapes, self.dtype)
         self.sizes.hold_value(shape, f"the result of {short(self.name)}")
-        self.sizes.multiply(_products(op, shape), short(self.name))
+        self.sizes.multiply(math.prod(shape) * fan_in(op), short(self.name))
         self.nodes.append(Node(self.name, op, inputs, shape))
         return len(self.nodes) - 1
 
+    def shape_of(self, position: int) -> Shape:
+        """Return the shape of a node's samples."""
+        return self.nodes[position].shape
+
+    def number(self, value: float) -> Tensor:
+        """Return a constant in the network's precision."""
+        return torch.tensor(value, dtype=self.dtype)
+
     def place(self, position: int, shape: Shape) -> Value:
         """Return the node's result as a value of an ONNX shape."""
+        if isinstance(self.nodes[position].op, ops.Reshape):  # of which nobody would know
+            position = self.nodes[position].inputs[0]
         have = self.nodes[position].shape
         check_rank(shape)
         refuse(math.prod(have) != math.prod(shape), f"shape {have} where {shape} was expected")
@@ -153,7 +178,9 @@ class Builder:
     def tensor(self, array: Array) -> Tensor:
         """Return a constant as a tensor of its own, exactly as stored."""
         tensor = torch.from_numpy(np.array(array, order="C"))
-        refuse(not bool(torch.isfinite(tensor).all()), "infinite or NaN constants")
+        # A sum of numbers is a number, or overflows: then they are looked at one by one.
+        finite = tensor.numel() == 0 or bool(torch.isfinite(tensor.sum()))
+        refuse(not (finite or bool(torch.isfinite(tensor).all())), "infinite or NaN constants")
         refuse(tensor.dtype != self.dtype, f"constants of type {array.dtype}")
         return tensor
 
@@ -161,16 +188,20 @@ class Builder:
         """Take note of the ONNX name of a value."""
         self.held.setdefault(value.position, []).append(Named(name, value.shape))
 
-    def finish(self, output: Value) -> tuple[Graph, Held]:
-        """Return the graph with a flat output, and what its positions hold."""
-        end = self.at(output, (math.prod(output.shape),))
+    def finish(self, outputs: Sequence[Value]) -> tuple[Graph, Held]:
+        """Return the graph with one flat output, and what its positions hold."""
+        ends = [self.at(output, (math.prod(output.shape),)) for output in outputs]
+        end = ends[0] if len(ends) == 1 else self.append(ops.Concat(1), *ends)
         graph, places = prune(self.nodes, end)
         return graph, {places[i]: held for i, held in self.held.items() if i in places}
 
 
-Converter = Callable[[Builder, Call], Value]
+Converter = Callable[[Builder, Call], Value | list[Value]]
 
-_KEEP_SHAPE = (ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh)
+_KEEP_SHAPE = (
+    *(ops.Relu, ops.LeakyRelu, ops.Sigmoid, ops.Tanh),
+    *(ops.Function, ops.Softmax, ops.Standardize),
+)
 
 
 def _shape_of(op: ops.Op, shapes: Sequence[Shape], dtype: torch.dtype) -> Shape:
@@ -181,6 +212,8 @@ def _shape_of(op: ops.Op, shapes: Sequence[Shape], dtype: torch.dtype) -> Shape:
     if isinstance(op, ops.Linear):
         refuse(first[-1:] != op.weight.shape[1:], f"a layer of {op.weight.shape[1]} inputs")
         return (*first[:-1], len(op.weight))
+    if isinstance(op, ops.Take):
+        return tuple(op.index.shape)
     if isinstance(op, ops.Shift | ops.Scale):
         constant = op.offset if isinstance(op, ops.Shift) else op.factor
         fits = broadcast(first, tuple(constant.shape)) == first
@@ -192,17 +225,6 @@ def _shape_of(op: ops.Op, shapes: Sequence[Shape], dtype: torch.dtype) -> Shape:
     except (RuntimeError, IndexError) as error:
         raise NotImplementedError(one_line(error)) from None
     return tuple(result.shape[1:])
-
-
-def _products(op: ops.Op, after: Shape) -> int:
-    """Return how many numbers are multiplied, or looked at."""
-    if isinstance(op, ops.Linear):
-        return math.prod(after) * op.weight.shape[1]
-    if isinstance(op, ops.Conv2d):
-        return math.prod(after) * op.weight[0].numel()
-    if isinstance(op, ops.AvgPool | ops.MaxPool):
-        return math.prod(after) * math.prod(op.kernel)
-    return math.prod(after)
 
 
 def fuse_biases(graph: Graph, held: Held) -> tuple[Graph, Held]:

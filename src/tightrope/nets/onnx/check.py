@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.deadline import Deadline
+from tightrope.deadline import Deadline, check_time
 from tightrope.errors import UserError
 from tightrope.graph import Graph
 from tightrope.graph.same import box_points, general_points, same_nodes, same_outputs
@@ -100,6 +100,7 @@ class Checker:
                 same_nodes(graph, part, shown, what="onnxruntime")
             deadline.check()
             outputs.append(self.reference.run(part, batched=False))
+            deadline.check()
             errors.append(same_outputs(self.graph, part, outputs[-1], what="onnxruntime"))
         return torch.cat(outputs), torch.cat(errors)
 
@@ -120,8 +121,8 @@ class Checker:
         rows = []
         names = [named.name for named in self.names]
         for point in points:
-            sample = point.reshape(self.reference.shape).contiguous().numpy()
-            given = {**self.constants, self.reference.name: sample}
+            check_time()
+            given = {**self.constants, **self.reference.feed(point)}
             rows.append(onnx_runtime.compute(self.session, names, given))
         for named, array in zip(self.names, rows[0], strict=True):
             _check_shape(named, array)

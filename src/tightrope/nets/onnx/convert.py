@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,11 @@ def convert(
 ) -> tuple[Graph, Held]:
     """Return the graph of an ONNX model, and which ONNX values its positions hold."""
     conversion = _Conversion(model, accepted.opset, builder)
-    conversion.results[accepted.name] = builder.input
+    conversion.results.update(builder.inputs)
     for node in accepted.nodes:
         deadline.check()
         conversion.visit(node)
-    return conversion.finish(model.graph.output[0].name)
+    return conversion.finish(accepted.outputs)
 
 
 class _Conversion:
@@ -57,11 +58,14 @@ class _Conversion:
             reason = f": {error}" if str(error) else ""
             self.problems.setdefault(node.op_type, []).append(f"{short(node_name(node))}{reason}")
             result = _UNSUPPORTED
-        self.results[node.output[0]] = result
-        if isinstance(result, Value):
-            self.builder.hold(result, node.output[0])
+        # Of an operator with one result of ours, others in the file are not computed.
+        several = result if isinstance(result, list) else [result]
+        for name, found in zip(node.output, several, strict=False):
+            self.results[name] = found
+            if isinstance(found, Value) and name:
+                self.builder.hold(found, name)
 
-    def _convert(self, node: Any) -> Value | Array | _Unsupported:
+    def _convert(self, node: Any) -> Value | list[Value] | Array | _Unsupported:
         arguments = [self._lookup(given) for given in node.input]
         known = tuple(a for a in arguments if not isinstance(a, _Unsupported))
         if len(known) < len(arguments):
@@ -69,7 +73,8 @@ class _Conversion:
         name = node_name(node)
         refuse(not node.output[0], "its first result is left out")
         try:
-            call = Call(node.op_type, name, known, _attributes(node), self.opset)
+            attributes = _attributes(node)
+            call = Call(node.op_type, name, known, attributes, self.opset, len(node.output))
             if node.op_type in SHAPES:
                 return _shape(call)
             if not any(isinstance(a, Value) for a in known):
@@ -88,14 +93,17 @@ class _Conversion:
             raise NotImplementedError(f"its input {short(name)} is not computed before it")
         return self.results[name]
 
-    def finish(self, output: str) -> tuple[Graph, Held]:
+    def finish(self, outputs: Sequence[str]) -> tuple[Graph, Held]:
         if self.problems:
             parts = [f"{kind} ({some(names)})" for kind, names in self.problems.items()]
             raise UserError(f"cannot handle these operators of the network: {'; '.join(parts)}")
-        result = self.results.get(output)
-        if not isinstance(result, Value):
-            raise UserError(f"the output {short(output)} does not depend on the input")
-        return self.builder.finish(result)
+        found = []
+        for output in outputs:
+            result = self.results.get(output)
+            if not isinstance(result, Value):
+                raise UserError(f"the output {short(output)} does not depend on the input")
+            found.append(result)
+        return self.builder.finish(found)
 
 
 def _shape(call: Call) -> Array:

@@ -17,6 +17,8 @@ Index = Sequence[slice | int]
 
 # Neither PyTorch nor numpy handle many more.
 MOST_DIMENSIONS = 16
+# Of longer lists it is not asked whether they are slices.
+MOST_PARTS = 1 << 12
 
 
 class Sizes:

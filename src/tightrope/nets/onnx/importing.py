@@ -22,7 +22,7 @@ from tightrope.deadline import Deadline
 from tightrope.errors import UserError
 from tightrope.graph import Graph
 from tightrope.nets.messages import short
-from tightrope.nets.onnx.builder import Builder, fuse_biases, sample_shape
+from tightrope.nets.onnx.builder import Builder, fuse_biases
 from tightrope.nets.onnx.check import Checker
 from tightrope.nets.onnx.convert import convert
 from tightrope.nets.onnx.dimensions import Sizes
@@ -88,19 +88,24 @@ def _require_packages() -> None:
 
 def _from_model(model: Any, deadline: Deadline) -> OnnxNetwork:
     accepted = accept(model)
-    name, dtype = accepted.name, accepted.dtype
-    fixed = tuple(1 if size is None else size for size in accepted.shape)
+    dtype = accepted.dtype
+    inputs = {given.name: given.single for given in accepted.inputs}
     sizes = Sizes()
     try:
-        builder = Builder(fixed, dtype, sizes)
+        builder = Builder(inputs, dtype, sizes)
     except NotImplementedError as error:
-        raise UserError(f"the input {short(name)}: {error}") from error
+        names = ", ".join(short(name) for name in inputs)
+        raise UserError(f"the input {names}: {error}") from error
     steps = convert(model, accepted, builder, deadline)
     graph = fuse_biases(*steps)
     strip(model, accepted.nodes)
+    deadline.check()
     running = session(model, double=dtype == torch.float64)
-    reference = Network(running, name, fixed, dtype)
+    reference = Network(running, inputs, dtype)
+    deadline.check()
     checker = Checker(model, steps, graph, sizes, reference)
-    batched = checker.check(deadline, free_batch=accepted.shape[0] is None)
-    size = graph[0].output_shape[0]
-    return OnnxNetwork(graph[0], sample_shape(fixed), size, batched, reference, checker)
+    # Where there are several inputs or outputs, samples are run one by one.
+    free = len(inputs) == len(accepted.outputs) == 1 and accepted.inputs[0].shape[0] is None
+    batched = checker.check(deadline, free_batch=free)
+    shape, size = graph[0].input_shape, graph[0].output_shape[0]
+    return OnnxNetwork(graph[0], shape, size, batched, reference, checker)

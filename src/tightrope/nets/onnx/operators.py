@@ -13,9 +13,11 @@ import torch
 
 from tightrope.graph import ops
 from tightrope.graph.values import refuse
-from tightrope.nets.onnx import dimensions
+from tightrope.nets.onnx import bends, dimensions, enlarging, reductions
 from tightrope.nets.onnx import shapes as onnx_shapes
+from tightrope.nets.onnx import smooth as onnx_smooth
 from tightrope.nets.onnx import windows as onnx_windows
+from tightrope.nets.onnx.aligning import aligned, together
 from tightrope.nets.onnx.builder import Array, Builder, Call, Converter, Value, sample_shape
 
 
@@ -28,23 +30,12 @@ def _elementwise(
     build: Builder, value: Value, constant: Array, *steps: tuple[type[ops.Op], bool] | ops.Op
 ) -> Value:
     """Apply operations with one and the same constant, aligned with the value's samples."""
-    shape = dimensions.broadcast(value.shape, constant.shape)
-    refuse(math.prod(shape) != math.prod(value.shape), f"{value.shape} is repeated to {shape}")
-    have = build.nodes[value.position].shape
-    if constant.size == 1:
-        aligned, position = constant.reshape(()), value.position
-    elif constant.size == math.prod(shape):  # its numbers lie in the order of the value's
-        aligned, position = constant.reshape(have), value.position
-    else:
-        full = constant.reshape((1,) * (len(shape) - constant.ndim) + constant.shape)
-        wanted = sample_shape(shape)
-        aligned = full if len(wanted) == len(shape) else full[0]
-        position = build.at(value, wanted)
-    tensor = build.tensor(aligned)
+    value, tensor = aligned(build, value, constant)
+    position = value.position
     for step in steps:
         op = step if isinstance(step, ops.Op) else step[0](tensor, step[1])  # type: ignore[call-arg]
         position = build.append(op, position)
-    return build.place(position, shape)
+    return build.place(position, value.shape)
 
 
 _PLUS, _MINUS = (ops.Shift, False), (ops.Shift, True)
@@ -55,11 +46,8 @@ def _negation(build: Builder) -> ops.Scale:
 
 
 def _join(build: Builder, a: Value, b: Value, op: ops.Op) -> Value:
-    shape = dimensions.broadcast(a.shape, b.shape)
-    for value in (a, b):
-        refuse(math.prod(shape) != math.prod(value.shape), f"{value.shape} is repeated to {shape}")
-    common = sample_shape(shape)
-    return build.place(build.append(op, build.at(a, common), build.at(b, common)), shape)
+    shape, positions = together(build, a, b)
+    return build.place(build.append(op, *positions), shape)
 
 
 def _operands(call: Call) -> tuple[Value | Array, Value | Array]:
@@ -99,14 +87,15 @@ def _mul(build: Builder, call: Call) -> Value:
         a, b = b, a
     assert isinstance(a, Value)
     if isinstance(b, Value):
-        raise NotImplementedError("product of two values that depend on the input")
+        return onnx_smooth.product(build, a, b)
     return _elementwise(build, a, b, (ops.Scale, False))
 
 
 def _div(build: Builder, call: Call) -> Value:
     a, b = _operands(call)
-    if not isinstance(a, Value) or isinstance(b, Value):
-        raise NotImplementedError("division by a value that depends on the input")
+    if isinstance(b, Value):
+        return onnx_smooth.quotient(build, a, b)
+    assert isinstance(a, Value)
     refuse(bool((b == 0).any()), "division by zero")
     return _elementwise(build, a, b, (ops.Scale, True))
 
@@ -124,7 +113,7 @@ def _matmul(build: Builder, call: Call) -> Value:
 
 def _product(build: Builder, a: Value | Array, b: Value | Array) -> Value:
     if isinstance(a, Value) and isinstance(b, Value):
-        raise NotImplementedError("product of two values that depend on the input")
+        return onnx_smooth.matrix_product(build, a, b)
     if isinstance(a, Value):
         assert not isinstance(b, Value)
         return _times_matrix(build, a, b)
@@ -207,29 +196,6 @@ def _batch_norm(build: Builder, call: Call) -> Value:
     return build.apply(value, norm, to=value.shape)
 
 
-def _reduce(build: Builder, call: Call) -> Value:
-    """`ReduceSum` and `ReduceMean`: a product with ones."""
-    value = call.value()
-    rank = len(value.shape)
-    axes = call.integers(1, "axes")
-    if not axes and call.get("noop_with_empty_axes", 0):
-        return value
-    reduced = sorted(dimensions.axes_of(axes or range(rank), rank))
-    kept = [axis for axis in range(rank) if axis not in reduced]
-    shape = dimensions.reduced(value.shape, reduced, bool(call.get("keepdims", 1)))
-    count = math.prod(value.shape[axis] for axis in reduced)
-    if call.kind == "ReduceMean" and reduced == [2, 3] and rank == 4 and value.shape[0] == 1:
-        return onnx_windows.global_average(build, value, shape)
-    last = onnx_shapes.permute(build, value, kept + reduced)
-    rows = math.prod(value.shape) // count
-    position = build.at(last, (count,) if rows == 1 else (rows, count))
-    position = build.append(ops.Linear(torch.ones(1, count, dtype=build.dtype), None), position)
-    if call.kind == "ReduceMean":
-        divisor = torch.tensor(float(count), dtype=build.dtype)
-        position = build.append(ops.Scale(divisor, divide=True), position)
-    return build.place(position, shape)
-
-
 # --- activations ----------------------------------------------------------------------------
 
 
@@ -237,67 +203,13 @@ def _activation(op: type[ops.Op]) -> Converter:
     return lambda build, call: build.apply(call.value(), op())
 
 
-def _leaky(build: Builder, call: Call) -> Value:
-    return _leaky_with(build, call.value(), call.get("alpha", _float32(0.01)))
-
-
-def _prelu(build: Builder, call: Call) -> Value:
-    value, slopes = call.value(), call.constant(1)
-    assert slopes is not None and slopes.size
-    refuse(bool((slopes != slopes.flat[0]).any()), "several slopes")
-    shape = dimensions.broadcast(value.shape, slopes.shape)
-    refuse(shape != value.shape, f"slopes of shape {slopes.shape} for {value.shape}")
-    return _leaky_with(build, value, float(slopes.flat[0]))
-
-
-def _leaky_with(build: Builder, value: Value, slope: float) -> Value:
-    refuse(not 0 <= slope < math.inf, f"slope {slope}")
-    return build.apply(value, ops.LeakyRelu(slope))
-
-
-def _clip(build: Builder, call: Call) -> Value:
-    value = call.value()
-    largest = torch.finfo(build.dtype).max
-    low, high = call.constant(1, "min"), call.constant(2, "max")
-    if low is not None and not low <= -largest:
-        value = _at_least(build, value, _as_dtype(build, low))
-    if high is not None and not high >= largest:
-        value = _at_most(build, value, _as_dtype(build, high))
-    return value
-
-
-def _as_dtype(build: Builder, number: Array) -> Array:
-    """Attributes are float32 numbers, also in float64 networks."""
-    return number.astype("float32" if build.dtype == torch.float32 else "float64")
-
-
-def _at_least(build: Builder, value: Value, low: Array) -> Value:
-    if not low.any():
-        return _elementwise(build, value, low, ops.Relu())
-    return _elementwise(build, value, low, _MINUS, ops.Relu(), _PLUS)
-
-
-def _at_most(build: Builder, value: Value, high: Array) -> Value:
-    """`high - relu(high - x)`."""
-    minus = _negation(build)
-    return _elementwise(build, value, high, minus, _PLUS, ops.Relu(), minus, _PLUS)
-
-
-def _extremum(build: Builder, call: Call) -> Value:
-    """`Max` and `Min` of a value and constants."""
-    values = [given for given in call.inputs if isinstance(given, Value)]
-    refuse(len(values) != 1, "several values that depend on the input")
-    value = values[0]
-    for constant in call.inputs:
-        if constant is not None and not isinstance(constant, Value):
-            limit = _at_least if call.kind == "Max" else _at_most
-            value = limit(build, value, constant)
-    return value
-
-
 CONVERTERS: dict[str, Converter] = {
     **onnx_shapes.CONVERTERS,
     **onnx_windows.CONVERTERS,
+    **enlarging.CONVERTERS,
+    **bends.CONVERTERS,
+    **reductions.CONVERTERS,
+    **onnx_smooth.CONVERTERS,
     "Add": _add,
     "Sub": _sub,
     "Mul": _mul,
@@ -306,14 +218,7 @@ CONVERTERS: dict[str, Converter] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "BatchNormalization": _batch_norm,
-    "ReduceMean": _reduce,
-    "ReduceSum": _reduce,
     "Relu": _activation(ops.Relu),
-    "LeakyRelu": _leaky,
-    "PRelu": _prelu,
     "Sigmoid": _activation(ops.Sigmoid),
     "Tanh": _activation(ops.Tanh),
-    "Clip": _clip,
-    "Max": _extremum,
-    "Min": _extremum,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,24 +82,35 @@ def compute_node(
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A session of a network with one input: its name, its shape with a batch of one, its type."""
+    """A session of a network: names and shapes, with a batch of one, of its inputs, their type."""
 
     session: Any
-    name: str
-    shape: tuple[int, ...]
+    inputs: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
 
+    def feed(self, sample: Tensor) -> dict[str, Array]:
+        """Return one sample, which holds the numbers of all inputs, as the session takes it."""
+        sizes = [math.prod(shape) for shape in self.inputs.values()]
+        parts = sample.detach().cpu().to(self.dtype).flatten().split(sizes)
+        pairs = zip(self.inputs.items(), parts, strict=True)
+        return {name: part.reshape(shape).contiguous().numpy() for (name, shape), part in pairs}
+
     def run(self, x: Tensor, *, batched: bool) -> Tensor:
-        """Run samples one by one or together; each row holds the outputs of one sample."""
-        samples = x.detach().cpu().to(self.dtype)
+        """Run samples one by one or (of one input) together; each row holds a sample's outputs."""
         try:
-            if batched:
-                parts = [samples.reshape(len(x), *self.shape[1:])]
-            else:
-                parts = [sample.reshape(self.shape) for sample in samples]
+            given = [self._batch(x)] if batched else [self.feed(sample) for sample in x]
         except RuntimeError as error:
             raise UserError(f"onnxruntime cannot run the network: {one_line(error)}") from error
-        given = [{self.name: part.contiguous().numpy()} for part in parts]
-        results = [compute(self.session, None, feed)[0] for feed in given]
         rows = len(x) if batched else 1
-        return torch.cat([torch.from_numpy(result).reshape(rows, -1) for result in results])
+        results = [
+            np.concatenate(
+                [part.reshape(rows, -1) for part in compute(self.session, None, feed)], 1
+            )
+            for feed in given
+        ]
+        return torch.cat([torch.from_numpy(result) for result in results])
+
+    def _batch(self, x: Tensor) -> dict[str, Array]:
+        ((name, shape),) = self.inputs.items()
+        samples = x.detach().cpu().to(self.dtype).reshape(len(x), *shape[1:])
+        return {name: samples.contiguous().numpy()}

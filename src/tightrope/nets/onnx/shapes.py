@@ -9,7 +9,7 @@ import torch
 
 from tightrope.graph import ops
 from tightrope.graph.values import refuse
-from tightrope.nets.onnx import dimensions
+from tightrope.nets.onnx import dimensions, moves
 from tightrope.nets.onnx.builder import Builder, Call, Converter, Value, sample_shape
 from tightrope.nets.onnx.constants import slice_index
 
@@ -77,13 +77,14 @@ def permute(build: Builder, value: Value, order: Sequence[int]) -> Value:
 def _pad(build: Builder, call: Call) -> Value:
     value = call.value()
     mode = call.get("mode", "constant")
-    refuse(mode != "constant", f"mode={mode}")
     pads = call.integers(1, "pads")
     fill = call.constant(2, "value")
     assert pads is not None
     before, after = dimensions.padded(value.shape, pads, call.integers(3))
     if not any(pads):
         return value
+    if mode != "constant":
+        return moves.padded(build, value, mode, before, after)
     shape = tuple(b + s + a for b, s, a in zip(before, value.shape, after, strict=True))
     rank, kept = len(shape), len(sample_shape(value.shape))
     refuse(sum(shape[: rank - kept]) > rank - kept, "padding the batch dimension")
@@ -98,8 +99,9 @@ def _pad(build: Builder, call: Call) -> Value:
 def _slice(build: Builder, call: Call) -> Value:
     value = call.value()
     index = slice_index(call, value.shape)
-    backwards = any(part.step is not None and part.step < 1 for part in index)
-    refuse(backwards, "slices that run backwards")
+    refuse(any(part.step == 0 for part in index), "slices without a step")
+    if any(part.step is not None and part.step < 0 for part in index):
+        return moves.moved(build, value, moves.places(value.shape)[tuple(index)])
     inside = [slice(*s.indices(size)) for s, size in zip(index, value.shape, strict=True)]
     return _indexed(build, value, inside)
 
@@ -108,15 +110,29 @@ def _gather(build: Builder, call: Call) -> Value:
     value, indices = call.value(), call.constant(1)
     assert indices is not None
     axis = dimensions.axis_of(int(call.get("axis", 0)), len(value.shape))
-    size = value.shape[axis]
-    refuse(not 0 < indices.size <= size, f"a choice of {indices.size} elements out of {size}")
-    chosen = [dimensions.axis_of(int(i), size) for i in indices.reshape(-1)]
-    index: list[slice | int] = [slice(0, whole, 1) for whole in value.shape]
+    refuse(not indices.size, "a choice of no elements")
+    if indices.ndim > 1 or indices.size > dimensions.MOST_PARTS:
+        return moves.gather(build, value, indices, axis)
+    chosen = [dimensions.axis_of(int(i), value.shape[axis]) for i in indices.reshape(-1)]
     step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
-    even = step > 0 and chosen == list(range(chosen[0], chosen[-1] + 1, step))
-    refuse(indices.ndim > 1 or not even, "a choice of elements that is no slice")
+    if step < 1 or chosen != list(range(chosen[0], chosen[-1] + 1, step)):
+        return moves.gather(build, value, indices, axis)
+    index: list[slice | int] = [slice(0, whole, 1) for whole in value.shape]
     index[axis] = slice(chosen[0], chosen[-1] + 1, step) if indices.ndim else chosen[0]
     return _indexed(build, value, index)
+
+
+def _split(build: Builder, call: Call) -> list[Value]:
+    value = call.value()
+    axis = dimensions.axis_of(int(call.get("axis", 0)), len(value.shape))
+    parts, end = [], 0
+    for size in moves.split_sizes(call, value.shape[axis], call.results):
+        index: list[slice | int] = [slice(0, whole, 1) for whole in value.shape]
+        index[axis] = slice(end, end + size, 1)
+        parts.append(_indexed(build, value, index))
+        end += size
+    refuse(len(parts) != call.results, f"{call.results} results of {len(parts)} parts")
+    return parts
 
 
 def _indexed(build: Builder, value: Value, index: Sequence[slice | int]) -> Value:
@@ -154,5 +170,7 @@ CONVERTERS: dict[str, Converter] = {
     "Pad": _pad,
     "Slice": _slice,
     "Gather": _gather,
+    "Split": _split,
+    **moves.CONVERTERS,
     "Concat": _concat,
 }

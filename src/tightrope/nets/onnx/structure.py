@@ -26,19 +26,33 @@ STANDARD_DOMAINS = ("", "ai.onnx")
 # Operators whose results depend on the shape of their input alone, which is known.
 SHAPES = ("Shape", "Size")
 MOST_NAMES = 5
+MOST_TENSORS = 1024  # inputs or outputs
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input: its name and its shape, None for a free batch size."""
+
+    name: str
+    shape: tuple[int | None, ...]
+
+    @property
+    def single(self) -> tuple[int, ...]:
+        """The shape with a batch of one."""
+        return tuple(1 if size is None else size for size in self.shape)
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The nodes that the output depends on, in order, and the version of the operators.
+    """The nodes that the outputs depend on, in order, and the version of the operators.
 
-    `name`, `shape` (None for a free batch size) and `dtype` are those of the input.
+    `inputs` are those of type `dtype`, `outputs` the names of the outputs.
     """
 
     nodes: list[Any]
     opset: int
-    name: str
-    shape: tuple[int | None, ...]
+    inputs: tuple[Given, ...]
+    outputs: tuple[str, ...]
     dtype: torch.dtype
 
 
@@ -56,13 +70,14 @@ def accept(model: Any) -> Accepted:
             raise UserError(f"it has a {what}, which is not supported")
     if len(model.training_info):
         raise UserError("it has training_info, which is not supported: export it for inference")
-    name, shape, dtype = _input(model)
-    if len(graph.output) != 1:
-        names = [output.name for output in graph.output]
-        raise UserError(f"expected one output, got {len(names)}: {listed(names)}")
+    inputs, dtype = _inputs(model)
+    outputs = tuple(output.name for output in graph.output)
+    for what, count in (("inputs", len(inputs)), ("outputs", len(outputs))):
+        if count > MOST_TENSORS:
+            raise UserError(f"it has {count} {what}, more than {MOST_TENSORS}")
     nodes = _needed(graph)
     _check_operators(nodes, {given.name for given in graph.input}, _stored(graph))
-    return Accepted(nodes, opset, name, shape, dtype)
+    return Accepted(nodes, opset, inputs, outputs, dtype)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -78,9 +93,11 @@ def some(parts: Iterable[str]) -> str:
 
 
 def strip(model: Any, nodes: list[Any]) -> None:
-    """Leave in the model only the nodes, the constants they read, the input and the output."""
+    """Leave in the model only the nodes, the constants they read, the inputs and the outputs."""
     graph = model.graph
     read = {name for node in nodes for name in node.input}
+    stored = _stored(graph)
+    read.update(given.name for given in graph.input if given.name not in stored)
     wanted = {id(node) for node in nodes}
     for i in range(len(graph.node) - 1, -1, -1):
         if id(graph.node[i]) not in wanted:
@@ -93,7 +110,8 @@ def strip(model: Any, nodes: list[Any]) -> None:
         graph.ClearField(field)
     for field in ("functions", "metadata_props", "doc_string"):
         model.ClearField(field)
-    graph.output[0].type.tensor_type.ClearField("shape")
+    for output in graph.output:
+        output.type.tensor_type.ClearField("shape")
 
 
 def _stored(graph: Any) -> set[str]:
@@ -114,27 +132,35 @@ def _opset(model: Any) -> int:
     return version
 
 
-def _input(model: Any) -> tuple[str, tuple[int | None, ...], torch.dtype]:
-    """Return name, shape (None for a free batch size) and type of the one input."""
+def _inputs(model: Any) -> tuple[tuple[Given, ...], torch.dtype]:
+    """Return the inputs and their type."""
     from onnx import TensorProto
 
     stored = _stored(model.graph)  # old files list these as inputs
     inputs = [given for given in model.graph.input if given.name not in stored]
-    if len(inputs) != 1:
-        names = listed(given.name for given in inputs) or "none"
-        raise UserError(f"expected one input, got {len(inputs)}: {names}")
-    name, kind = inputs[0].name, inputs[0].type.tensor_type
+    if not inputs:
+        raise UserError("it has no input")
     types = {TensorProto.FLOAT: torch.float32, TensorProto.DOUBLE: torch.float64}
-    if kind.elem_type not in types:
-        raise UserError(f"the input {short(name)} must be of type float32 or float64")
-    sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim]
+    kinds = {given.type.tensor_type.elem_type for given in inputs}
+    for given in inputs:
+        if given.type.tensor_type.elem_type not in types:
+            raise UserError(f"the input {short(given.name)} must be of type float32 or float64")
+    if len(kinds) > 1:
+        raise UserError("its inputs must be of one type: float32 or float64")
+    return tuple(_given(given) for given in inputs), types[kinds.pop()]
+
+
+def _given(given: Any) -> Given:
+    sizes = [
+        d.dim_value if d.HasField("dim_value") else 0 for d in given.type.tensor_type.shape.dim
+    ]
     shape = tuple(size if size > 0 else None for size in sizes)
     if not shape or None in shape[1:] or shape == (None,):
         raise UserError(
-            f"the input {short(name)} has no fixed shape: only its first dimension, "
+            f"the input {short(given.name)} has no fixed shape: only its first dimension, "
             "the batch, may be free"
         )
-    return name, shape, types[kind.elem_type]
+    return Given(given.name, shape)
 
 
 def _check_names(graph: Any) -> None:
@@ -157,8 +183,8 @@ def _check_names(graph: Any) -> None:
 
 
 def _needed(graph: Any) -> list[Any]:
-    """Return the nodes that the output depends on, in the file's (topological) order."""
-    wanted = {graph.output[0].name}
+    """Return the nodes that the outputs depend on, in the file's (topological) order."""
+    wanted = {output.name for output in graph.output}
     kept = []
     for node in reversed(graph.node):
         if wanted.intersection(node.output):

@@ -7,14 +7,15 @@ specification, or its reference implementation, disagree are refused.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tightrope.graph import ops
 from tightrope.graph.values import refuse
+from tightrope.graph.volumes import convolved
 from tightrope.graph.windows import Side
 from tightrope.limits import ONNX_TENSOR_ELEMENTS
 from tightrope.nets.messages import short
-from tightrope.nets.onnx.builder import Builder, Call, Converter, Value, sample_shape
+from tightrope.nets.onnx.builder import Argument, Builder, Call, Converter, Value, sample_shape
 from tightrope.nets.onnx.dimensions import Shape
 
 _Padding = tuple[int, int, int, int]  # left, right, top, bottom, as in `ops.Pad`
@@ -50,6 +51,49 @@ def _pair(call: Call, attribute: str, default: ops.Pair = (1, 1)) -> ops.Pair:
     height, width = call.get(attribute, default)
     refuse(height < 1 or width < 1, f"{attribute}={[height, width]}")
     return int(height), int(width)
+
+
+def lifted(call: Call) -> Call:
+    """Return a call of lines [1, C, L] as one of images of height one."""
+    value = call.inputs[0]
+    assert isinstance(value, Value)
+    channels, length = value.shape[1:]
+    inputs: list[Argument] = [Value(value.position, (1, channels, 1, length)), *call.inputs[1:]]
+    if call.kind in ("Conv", "ConvTranspose"):
+        weight = call.constant(1)
+        assert weight is not None
+        refuse(weight.ndim != 3, f"a weight of shape {weight.shape} for lines")
+        inputs[1] = weight[:, :, None]
+    attributes = dict(call.attributes)
+    for name, before in _OF_LINES.items():
+        if name in attributes:
+            refuse(len(attributes[name]) != 1, f"{name}={attributes[name]} for lines")
+            attributes[name] = [before, *attributes[name]]
+    if "pads" in attributes:
+        low, high = attributes["pads"]
+        attributes["pads"] = [0, low, 0, high]
+    return replace(call, inputs=tuple(inputs), attributes=attributes)
+
+
+_OF_LINES = {
+    **{"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0, "output_shape": 1},
+}
+
+
+def of_any_rank(images: Converter, volumes: Converter | None = None) -> Converter:
+    """Return a converter of lines, of images and, if there is one for them, of volumes."""
+
+    def convert(build: Builder, call: Call) -> Value:
+        rank = len(call.value().shape)
+        if rank == 3 and call.value().shape[0] == 1:
+            found = images(build, lifted(call))
+            assert isinstance(found, Value)
+            return build.place(found.position, (*found.shape[:2], found.shape[3]))
+        found = volumes(build, call) if rank == 5 and volumes is not None else images(build, call)
+        assert isinstance(found, Value)
+        return found
+
+    return convert
 
 
 def _windows(call: Call, value: Value, kernel: ops.Pair) -> _Windows:
@@ -117,6 +161,37 @@ def _conv(build: Builder, call: Call) -> Value:
     return _run(build, value, windows, *before, conv)
 
 
+def _conv_of_volumes(build: Builder, call: Call) -> Value:
+    """A convolution over depth, height and width, with explicit padding."""
+    value, weight, bias = call.value(), call.constant(1), call.constant(2)
+    assert weight is not None
+    refuse(weight.ndim != 5 or value.shape[0] != 1, f"a weight of shape {weight.shape}")
+    mode = call.get("auto_pad", "NOTSET") or "NOTSET"
+    refuse(mode not in ("NOTSET", "VALID"), f"auto_pad={mode}")
+    pads = [int(p) for p in call.get("pads", [0] * 6)]
+    refuse(len(pads) != 6 or min(pads) < 0 or (mode == "VALID" and any(pads)), f"pads={pads}")
+    found = [
+        Side(size, taps, int(step), low, high, int(apart))
+        for size, taps, step, low, high, apart in zip(
+            value.shape[2:], weight.shape[2:], call.get("strides", [1] * 3), pads[:3], pads[3:],
+            call.get("dilations", [1] * 3), strict=True,
+        )
+    ]  # fmt: skip
+    refuse(min(min(side.stride, side.dilation) for side in found) < 1, "a step below one")
+    refuse(min(side.free for side in found) < 0, "a kernel larger than its input")
+    unfolded = math.prod(side.windows() for side in found) * weight[0].size
+    ONNX_TENSOR_ELEMENTS.check(unfolded, f"what the windows of {short(call.name)} hold")
+    position = convolved(
+        build,
+        build.at(value, value.shape[1:]),
+        build.tensor(weight),
+        None if bias is None else build.tensor(bias),
+        found,
+        int(call.get("group", 1)),
+    )
+    return build.place(position, (1, *build.shape_of(position)))
+
+
 def _average_pool(build: Builder, call: Call) -> Value:
     value = _image(call)
     windows = _windows(call, value, _kernel(call))
@@ -177,9 +252,9 @@ def _global_max_pool(build: Builder, call: Call) -> Value:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "Conv": _conv,
-    "AveragePool": _average_pool,
-    "MaxPool": _max_pool,
-    "GlobalAveragePool": _global_average_pool,
-    "GlobalMaxPool": _global_max_pool,
+    "Conv": of_any_rank(_conv, _conv_of_volumes),
+    "AveragePool": of_any_rank(_average_pool),
+    "MaxPool": of_any_rank(_max_pool),
+    "GlobalAveragePool": of_any_rank(_global_average_pool),
+    "GlobalMaxPool": of_any_rank(_global_max_pool),
 }

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tightrope.page.content import Certificate, Sample, Stage
+from tightrope.page.content import Certificate, Radius, Sample, Stage
+from tightrope.radius import parse_radius
 from tightrope.runs import Run
+from tightrope.runs.coverage import asked, at_radius, summarize_radii
 from tightrope.runs.journal import Record, read_journal
 from tightrope.runs.summary import LARGEST, Certification, read_summary, summarize
 
@@ -29,6 +31,7 @@ def read_certification(run: Run) -> Reading:
     journal, summary = read_journal(run.journal), read_summary(run.certification)
     notices = [*journal.notices, *summary.notices]
     settings = summary.content["settings"]
+    own = own_records(journal.content, settings)
     known = None
     if not journal.content or journal.damage is not None:
         try:
@@ -37,16 +40,47 @@ def read_certification(run: Run) -> Reading:
             if summary.damage is None:
                 notices.append(f"{run.certification.name} is damaged: its numbers are missing")
     # While a certification runs, its summary is behind its journal: that is counted anew.
-    if known is None and journal.content:
-        known = _count(journal.content, summary.content)
+    if known is None and own:
+        known = _count(own, summary.content)
     if known is not None and known.open == known.samples:
         known = None
         notices.append("the certification has begun, but no sample is decided yet")
     elif known is not None and known.open:
         decided = known.samples - known.open
         notices.append(f"the certification is not finished: {decided} of {known.samples} samples")
-    certificate = None if known is None else _certificate(known, settings)
-    return Reading(certificate, tuple(map(_sample, journal.content)), settings, tuple(notices))
+    radii = _radii(journal.content, summary.content)
+    certificate = None if known is None else _certificate(known, settings, radii)
+    return Reading(certificate, tuple(map(_sample, own)), settings, tuple(notices))
+
+
+def own_records(records: Sequence[Record], settings: Mapping[str, Any]) -> list[Record]:
+    """Return what is known of samples at the folder's own radius, also from other radii."""
+    try:
+        own = parse_radius(settings["eps"], largest=None)
+    except (KeyError, ValueError):
+        return [record for record in records if record.eps is None]
+    return list(at_radius(records, own, own).values())
+
+
+def _radii(records: Sequence[Record], summary: Mapping[str, Any]) -> tuple[Radius, ...]:
+    """Return the accuracies at several radii, counted anew; none if the settings are damaged."""
+    settings = summary["settings"]
+    try:
+        own = parse_radius(settings["eps"], largest=None)
+        stages = [name for name in settings["stages"] if isinstance(name, str)]
+        found = summarize_radii(records, asked(settings), own, own, {**settings, "stages": stages})
+    except (KeyError, ValueError, TypeError):
+        return ()
+    return tuple(
+        Radius(
+            point["eps"],
+            float(parse_radius(point["eps"], largest=None)),
+            point["samples"] - point["open"],
+            *(point[name] for name in ("natural", "adversarial", "certified", "unknown")),
+        )
+        for point in found.curve
+        if point["samples"] > point["open"]
+    )
 
 
 def _sample(record: Record) -> Sample:
@@ -71,7 +105,9 @@ def _count(records: Sequence[Record], summary: Mapping[str, Any]) -> Certificati
     return summarize(records, total, {"stages": [name for name in stages if name != "natural"]})
 
 
-def _certificate(known: Certification, settings: Mapping[str, Any]) -> Certificate:
+def _certificate(
+    known: Certification, settings: Mapping[str, Any], radii: tuple[Radius, ...]
+) -> Certificate:
     eps = settings.get("eps")
     return Certificate(
         samples=known.samples,
@@ -86,4 +122,5 @@ def _certificate(known: Certification, settings: Mapping[str, Any]) -> Certifica
         eps=None if eps is None else str(eps),
         stages=tuple(Stage(name, **stage) for name, stage in known.stages.items()),
         reasons=known.reasons,
+        radii=radii,
     )

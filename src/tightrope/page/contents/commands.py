@@ -40,10 +40,16 @@ def train_command(table: Mapping[str, Any], folder: Path) -> str:
 
 def certify_command(settings: Mapping[str, Any], folder: Path) -> str:
     """Return `tightrope certify` with the settings of a certification."""
-    options = ((f"--{name}", write(settings[name])) for name in CERTIFY if name in settings)
-    return _wrap(
-        ["tightrope", "certify", str(folder), *(word for pair in options for word in pair)]
-    )
+    given = {**settings}
+    radii = settings.get("ranges")
+    if isinstance(radii, Mapping):  # as one command: all radii, and all samples up to the last
+        given["eps"] = [str(eps) for eps in radii]
+    options = ((f"--{name}", write(given[name])) for name in CERTIFY if name in given)
+    words = [word for pair in options for word in pair]
+    if settings.get("network"):
+        files = ["--data", str(settings.get("data")), "--out", str(folder)]
+        return _wrap(["tightrope", "certify", str(settings["network"]), *files, *words])
+    return _wrap(["tightrope", "certify", str(folder), *words])
 
 
 def _wrap(words: Iterable[str], width: int = 88) -> str:

@@ -16,7 +16,7 @@ from tightrope.page.content import Exhibit, Gallery, Sample
 from tightrope.page.overview import radius_value
 from tightrope.page.pictures import is_picture, picture, signed_picture
 from tightrope.runs import Run
-from tightrope.runs.examination import Dataset, load_data
+from tightrope.runs.examination import Dataset, load_data, load_samples
 
 # How many samples of each kind are shown.
 SHOWN = 12
@@ -66,7 +66,11 @@ class Pictures:
         place = where if isinstance(where, str) and where.lower() != "none" else None
         if (name, place) not in self._datasets:
             try:
-                loaded: Dataset | str = load_data(name, place)
+                loaded: Dataset | str = (
+                    load_samples(name, settings.get("shape"))
+                    if "network" in settings
+                    else load_data(name, place)
+                )
             except UserError as error:
                 loaded = str(error)
             except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,12 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
     found = read_history(run.history_file)
     history = [Epoch(number, _numbers(record)) for number, record in enumerate(found.content)]
     reading = read_certification(run)
-    module, more = _read_network(run, settings, len(history), reading)
+    brought = "network" in reading.settings and not run.config.exists()
+    if brought:  # not trained here: what is known of it is what it was certified with
+        raw, module = _brought(reading.settings), None
+        notices, more = [], list[str]()
+    else:
+        module, more = _read_network(run, settings, len(history), reading)
     further, unread = _further(run)
     eps = reading.settings.get("eps")
     gallery = pictures.gallery(run, raw, reading.samples, module, eps)
@@ -42,7 +48,8 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
         text = "the certification is of other samples than those in the data set"
         more.append(f"{text}; certify again with --force")
     notices += found.notices + more + list(reading.notices) + unread
-    notices = [notice.replace(f"{folder}/", "") for notice in notices]
+    within = re.compile(rf"(?<![\w./-]){re.escape(folder)}/")  # and not another folder of that name
+    notices = [within.sub("", notice) for notice in notices]
     if not raw and not history and reading.certificate is None:
         return Skipped(folder, "; ".join(notices))
     return Contents(
@@ -74,6 +81,15 @@ def _read_settings(run: Run) -> tuple[dict[str, Any], Config | None, list[str]]:
         return found.content, Config.of(found.content), []
     except UserError as error:
         return found.content, None, [f"{run.config}: {error}"]
+
+
+def _brought(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of a network that was trained elsewhere, and of its samples."""
+    return {
+        name: settings[name]
+        for name in ("network", "data", "shape", "domain")
+        if settings.get(name)
+    }
 
 
 def _made_with(table: Mapping[str, Any]) -> dict[str, Any]:

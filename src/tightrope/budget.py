@@ -1,0 +1,106 @@
+"""How much may be held at once, and how much may be computed between two looks at the clock.
+
+Whatever is computed for many rows, samples or subproblems is computed for as many at a time as fit
+into the memory budget: half of what is free, of the machine or of the container that this runs in,
+or what `TIGHTROPE_LIMIT_MEMORY_BYTES` says; on CUDA half of what is free on the card. Parts are no
+larger than is of use, so that results depend on the budget only where memory is scarce.
+
+An operation of torch cannot be interrupted: parts are small enough to see a deadline in time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from tightrope.limits import MEMORY_BYTES
+
+# Parts of the budget that several computations, and what they hold for later, can take at a time.
+PARTS = 4
+# Multiply-adds between two looks at the clock: a fraction of a second on one core.
+STEP = 1 << 30
+# Where nothing is known of the machine.
+ASSUMED = 1 << 32
+
+_SYSTEM = Path("/")
+
+
+def memory_budget(device: torch.device | None = None) -> int:
+    """Return how many bytes may be used on a device: the user's word, or half of what is free."""
+    if MEMORY_BYTES.variable in os.environ:
+        return MEMORY_BYTES.value
+    if device is not None and device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What PyTorch keeps for later is free for us.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return (free + kept) // 2
+    return free_memory() // 2
+
+
+def fitting(most: int, device: torch.device | None = None) -> int:
+    """Return how many bytes one part may take: `most`, or less where the budget is small."""
+    return max(1, min(most, memory_budget(device) // PARTS))
+
+
+def rows_at_once(memory: int, row_bytes: int, row_work: float = 0.0) -> int:
+    """Return how many rows to compute at a time, given what each takes in bytes and products."""
+    return max(1, min(memory // max(1, row_bytes), int(STEP / max(row_work, 1.0))))
+
+
+def free_memory(system: Path = _SYSTEM) -> int:
+    """Return the bytes that are free for this process, of the machine and of its containers."""
+    return min((*_machine(system), *_containers(system)), default=ASSUMED)
+
+
+def _machine(system: Path) -> Iterator[int]:
+    for line in _lines(system / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            yield int(line.split()[1]) << 10
+            return
+    try:
+        yield os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return
+
+
+def _containers(system: Path) -> Iterator[int]:
+    """Yield what is left of the limits of this process's control groups, of both versions."""
+    root = system / "sys/fs/cgroup"
+    for line in _lines(system / "proc/self/cgroup"):
+        _, kinds, path = line.split(":", 2)
+        if not kinds:
+            base, names = root, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in kinds.split(","):
+            base = root / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = base / path.strip("/")
+        # A limit of a group holds for all groups in it; in a container the root is its own group.
+        for folder in (group, *group.parents):
+            if folder == base or base in folder.parents:
+                yield from _left(folder, *names)
+
+
+def _left(folder: Path, limit: str, used: str, cache: str) -> Iterator[int]:
+    numbers = [_number(folder / name) for name in (limit, used)]
+    if numbers[0] is None or numbers[1] is None:
+        return
+    # Files that nobody needs are given up when memory is short.
+    kept = dict(line.split(maxsplit=1) for line in _lines(folder / "memory.stat"))
+    yield max(0, numbers[0] - numbers[1] + int(kept.get(cache, 0)))
+
+
+def _number(path: Path) -> int | None:
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
