@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -145,7 +146,7 @@ def boxes(path: Path) -> str:
     for i in range(3000):
         low = net.random.uniform(size=6)
         terms = [f"(>= X_{j} {v:.6f}) (<= X_{j} {v + 0.2:.6f})" for j, v in enumerate(low)]
-        lines.append(f"(and {' '.join(terms)} (>= Y_{i % 3} Y_{(i + 1) % 3}) (>= Y_{i % 3} 9))")
+        lines.append(f"(and {' '.join(terms)} (>= Y_{i % 3} Y_{(i + 1) % 3}) (>= Y_{i % 3} 12))")
     return f"{_declared(6, 3)}(assert (or\n" + "\n".join(lines) + "))\n"
 
 
@@ -180,8 +181,17 @@ def made(folder: Path, only: str) -> Iterator[tuple[str, Path, Path]]:
         if only in name:
             network, property_ = folder / f"{name}.onnx", folder / f"{name}.vnnlib"
             if not network.exists():
-                property_.write_text(write(network), encoding="utf-8")
+                # In a process of its own: commands would inherit our peak memory.
+                writer = multiprocessing.get_context("spawn").Process(
+                    target=_write, args=(write, network, property_)
+                )
+                writer.start()
+                writer.join()
             yield name, network, property_
+
+
+def _write(write: Callable[[Path], str], network: Path, property_: Path) -> None:
+    property_.write_text(write(network), encoding="utf-8")
 
 
 def given(folders: list[Path], only: str) -> Iterator[tuple[str, Path, Path]]:

@@ -75,6 +75,9 @@ def matmul(w: Any) -> None:
 
 def differences(w: Any) -> None:
     """All differences along the last dimension."""
+    if len(w.shape) > 2:
+        w.flatten()
+        w.keep_small()
     w.append(lambda x: x.unsqueeze(-2) - x.unsqueeze(-1))
 
 
@@ -87,7 +90,7 @@ def softmax(w: Any) -> None:
 def standardize(w: Any) -> None:
     """A normalisation by the statistics of each sample."""
     kind = w.choose("layer", "root", "group")
-    if kind == "group" and len(w.shape) > 1:
+    if kind == "group" and len(w.shape) > 1 and math.prod(w.shape) > 1:
         layer: nn.Module = nn.GroupNorm(1, w.shape[0], eps=0.1)
     elif kind == "root":
         layer = nn.RMSNorm(w.shape[-1], eps=0.1)

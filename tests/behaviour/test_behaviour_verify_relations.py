@@ -8,7 +8,11 @@ import pytest
 from commands import Commands, assert_refused
 from onnx_files import run_onnx, write_onnx, write_vnnlib
 
+from tightrope.certification import verifying
+from tightrope.certification.problem import Problem
+from tightrope.certification.subjects import Subject
 from tightrope.certification.verifying import verify_file
+from tightrope.deadline import Deadline
 
 # y0 = |x0 - x1| + 1/4 and y1 = 0, as x0, x1 in [0, 1]; then the same with 1/2.
 NEAR = [([[1, -1], [-1, 1]], [0, 0]), ([[1, 1], [0, 0]], [0.25, 0])]
@@ -83,3 +87,25 @@ def test_refusals(commands: Commands, tmp_path: Path) -> None:
     narrow = write_onnx(tmp_path / "narrow.onnx", ([[1.0]], [0.0]), ([[1.0]], [0.0]))
     outcome = commands.run("verify", f"f={onnx}", f"g={narrow}", vnnlib)
     assert_refused(outcome, "they do not belong together")
+
+
+@pytest.mark.parametrize(("limit", "word"), [("1.26", "verified"), ("1.24", "falsified")])
+def test_boxes_that_ask_different_things_are_decided_by_question(
+    limit: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    original = verifying.decide_together
+
+    def noted(subject: Subject, problems: list[Problem], deadline: Deadline) -> object:
+        asked.append(len(problems))
+        return original(subject, problems, deadline)
+
+    monkeypatch.setattr(verifying, "decide_together", noted)
+    onnx = write_onnx(tmp_path / "net.onnx", *NEAR)
+    parts = [f"(and (<= X_0 0.{i + 1}) (>= X_0 0.{i}) (>= Y_0 {limit}))" for i in range(5)]
+    parts += [f"(and (<= X_1 0.{i + 1}) (>= X_1 0.{i}) (>= Y_1 0.{i + 1}))" for i in range(4)]
+    parts.append("(and (<= X_0 0.5) (<= (+ Y_0 Y_1) 0.2))")
+    vnnlib = write_vnnlib(tmp_path / "prop.vnnlib", UNIT, 2, f"(or {' '.join(parts)})")
+    found = verify_file(onnx, vnnlib)
+    assert str(found.verdict) == word
+    assert asked == ([5, 4] if word == "verified" else [5])

@@ -161,6 +161,8 @@ def test_leaves_that_cannot_be_solved_are_not_proved(monkeypatch: pytest.MonkeyP
 def test_leaves_that_time_does_not_allow_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock passes the deadline among the leaves; each of them could be proved."""
     monkeypatch.setattr(search, "strict_bounds", constant(-1.0, leaf=1.0))
+    never = SimpleNamespace(monotonic=lambda: -1.0)
+    monkeypatch.setattr("tightrope.deadline.time", never)  # nothing but the search is late
     for allowed in range(60):
         clock = itertools.count()
         monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda c=clock: next(c)))

@@ -14,7 +14,14 @@ import tightrope as tr
 from tightrope.box import BallBox, length, shortened
 from tightrope.certification.properties import parse_ball
 from tightrope.certification.regions import distance
+from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.crown import CROWN, relax
+from tightrope.domains.linear.pulled import Form
+from tightrope.domains.reduced.reduction import reduce
+from tightrope.domains.reduced.replay import strict_bounds
+from tightrope.domains.reduced.splits import Bounder
 from tightrope.errors import UserError
+from tightrope.precision import ROUNDING
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NORMS = [1, 2]
@@ -112,6 +119,49 @@ def test_a_coordinate_that_cannot_move_does_not_count() -> None:
     assert 1.0 <= float(found.upper) < 1.0 + 1e-12
 
 
+def exact_fall(row: list[Fraction], eps: Fraction, norm: int) -> Fraction:
+    """Return `eps |row|` in the dual norm, its square for l2."""
+    return eps * max(map(abs, row)) if norm == 1 else eps * eps * sum(a * a for a in row)
+
+
+def test_slack_counts_on_balls() -> None:
+    form = Form(
+        Coefficients(torch.zeros(1, 2, dtype=torch.float64), None),
+        torch.zeros(1, dtype=torch.float64),
+        torch.full((1,), 0.5, dtype=torch.float64),
+        {},
+        2,
+    )
+    x = torch.full((1, 2), 0.5, dtype=torch.float64)
+    ball = parse_ball(x, Fraction(1, 10), None, 2).outer()
+    assert float(form.minimum(ball, rounding=ROUNDING)) <= -0.5
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_replays_on_balls_round_down(norm: int) -> None:
+    """Rows of the input alone: strict bounds of the reduced network are below the exact ones."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        net = nn.Linear(9, 4, bias=False, dtype=torch.float64)
+        x = 0.4 + 0.2 * torch.rand(1, 9, dtype=torch.float64)
+        eps = Fraction(1, 7)
+        ball = parse_ball(x, eps, None, norm).outer()
+        graph = tr.trace(net, (9,)).detach()
+        relaxation = relax(graph, ball, effort=CROWN, rounding=ROUNDING)
+        matrix = torch.eye(4, dtype=torch.float64)
+        reduced = reduce(relaxation, matrix, matrix.new_zeros(4))
+        # The search itself is the same: no neuron, so nothing but the inputs.
+        found = strict_bounds(reduced, Bounder(reduced).root(torch.arange(4)))
+        for k in range(4):
+            row = [Fraction(v) for v in net.weight[k].tolist()]
+            pairs = zip(row, x[0].tolist(), strict=True)
+            width = sum((a * Fraction(v) for a, v in pairs), -Fraction(float(found[k])))
+            assert width > 0
+            reached = width if norm == 1 else width * width
+            assert reached >= exact_fall(row, eps, norm)
+            assert float(reached - exact_fall(row, eps, norm)) < 1e-12
+
+
 # --- the ball itself ------------------------------------------------------------------------------
 
 
@@ -128,6 +178,14 @@ def test_membership_is_exact(norm: int) -> None:
     # The sum of floats would be 5 in either case.
     tiny = torch.tensor([[5.0, 1e-30]], dtype=torch.float64)
     assert not bool(ball.contains(tiny)[0])
+
+
+def test_the_reach_is_not_below_the_radius() -> None:
+    x = torch.zeros(1, 1)
+    for eps in (Fraction(1, 3), Fraction(1, 10), Fraction(3, 10), Fraction(2, 255), Fraction(1, 4)):
+        ball = parse_ball(x, eps, None, 2).outer()
+        assert isinstance(ball, BallBox)
+        assert eps <= Fraction(ball.reach) <= eps * (1 + Fraction(1, 10**15))
 
 
 @pytest.mark.parametrize("norm", NORMS)

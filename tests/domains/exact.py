@@ -56,7 +56,11 @@ def exact_values(graph: Graph, point: Tensor) -> dict[int, Exact]:
 def inside(box: Box, exact: Exact) -> bool:
     """Return whether one box (batch of one) contains exact values, without any tolerance."""
     lower, upper = fractions(box.lower[0]), fractions(box.upper[0])
-    return bool(np.all(lower <= exact) and np.all(exact <= upper))
+    ends = ((box.lower, -np.inf), (box.upper, np.inf))
+    # What is not a number says nothing.
+    endless = [((t[0] == end) | t[0].isnan()).numpy() for t, end in ends]
+    above, below = lower <= exact, exact <= upper
+    return bool(np.all(above | endless[0]) and np.all(below | endless[1]))
 
 
 # --- exact rules ------------------------------------------------------------------------------

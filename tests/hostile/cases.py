@@ -78,6 +78,12 @@ _listing = (("data", "list", "--data-dir", "tiny"),)
 _onnx, _vnnlib = (change_onnx, change_onnx, change_bytes), (change_vnnlib, change_bytes)
 _TINY = "tiny/tiny-imagenet-200"
 
+_list = (("verify", "--instances", "instances.csv", *VERIFY),)
+_listed = ("instances.csv", "net.onnx", "spec.vnnlib")
+_brought = (
+    ("certify", "net.onnx", "--data", "samples.npz", "--eps", "0.05", "--out", "new", *CERTIFY),
+)
+
 TARGETS: tuple[Target, ...] = (
     _of_run("config.toml", change_text, change_text, change_bytes, weight=3),
     _of_run("model.json", change_json, change_text, change_bytes, weight=3),
@@ -119,6 +125,9 @@ TARGETS: tuple[Target, ...] = (
         ("net.onnx", "spec.vnnlib.gz"),
         3,
     ),
+    Target("instances.csv", (change_text, change_bytes), _list, _listed),
+    Target("results.csv", (change_text, change_bytes), _list, (*_listed, "results.csv")),
+    Target("samples.npz", (change_zip, change_bytes), _brought, ("net.onnx", "samples.npz"), 2),
 )
 
 
@@ -138,7 +147,8 @@ class Case:
     @property
     def written(self) -> tuple[str, ...]:
         """What the commands may make or change, besides the file itself."""
-        return ("new", "new.onnx", "new.html", "runs", "cost", "proxy", "logs", "tiny")
+        made = ("new", "new.onnx", "new.html", "results.csv")
+        return (*made, "runs", "cost", "proxy", "logs", "tiny")
 
 
 def choose_target(random: Random) -> Target:

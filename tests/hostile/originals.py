@@ -39,7 +39,11 @@ def make_originals(place: Path, commands: Commands) -> None:
     for name in ("spec.vnnlib", "spec.vnnlib.gz"):
         unsafe = "(or (and (<= Y_0 Y_1) (<= Y_0 (* 0.5 Y_2))) (>= (+ Y_3 (- 1)) 90.25))"
         write_vnnlib(place / name, [("0.1", "0.4"), ("-0.5", "0.25"), ("0", "1e-3")], 4, unsafe)
+    (place / "instances.csv").write_text("onnx,vnnlib,timeout\nnet.onnx,spec.vnnlib,2\n")
+    random = np.random.default_rng(0)
+    np.savez(place / "samples.npz", x_test=random.random((4, 3)), y_test=np.arange(4))
     for arguments in (
+        ("verify", "--instances", "instances.csv"),
         ("train", "--out", RUN, "--method", "ibp", *TRAIN),
         ("certify", RUN, *CERTIFY),
         ("attack", RUN, "--samples", "4", "--steps", "3", "--restarts", "1"),

@@ -64,7 +64,7 @@ def bounds(
         raise UserError(
             f"x has shape {tuple(box.lower.shape[1:])}, the network takes {graph.input_shape}"
         )
-    graph = lowered(_upto(graph, node).detach().to(torch.float64))
+    graph = lowered(_upto(graph, node).detach().to(torch.float64), torch.float64)
     if not len(box.lower):  # as with any function of a batch, nothing of nothing
         nothing = box.lower.new_empty(0, *graph.output_shape)
         return Box(nothing, nothing.clone())

@@ -116,6 +116,7 @@ def solve(
 ) -> Answer:
     """Decide one problem within a number of seconds."""
     settings = replace(SINGLE_SETTINGS, choices=choices)
+    subject = subject.for_rows(problem.unsafe.matrix, problem.unsafe.offset)
     chosen = {name: STAGES[name] for name in stages}
     alone = replace(problem, label=None)  # every group of rows is attacked, not the worst one alone
     with torch.random.fork_rng(), provable():

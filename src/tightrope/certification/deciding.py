@@ -72,7 +72,7 @@ class Decider:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.subject = open_subject(task.module, task.input_shape, task.device)
+        self.subject = open_subject(task.module, task.input_shape, task.device).for_order()
         self.stages = {name: STAGES[name] for name in task.settings["stages"]}
         chosen = {name: task.settings[name] for name in ("steps", "restarts", "timeout")}
         choices = {name: v for name, v in task.settings.items() if name in ("split", "branching")}

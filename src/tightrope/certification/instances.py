@@ -241,7 +241,8 @@ class _Prepare:
             send(replace(_failed(instance, seconds, "it did not end"), result="timeout"))
             os._exit(1)
 
-        alarm = threading.Timer(SLACK * instance.limit + ENDED, give_up)
+        most = min(SLACK * instance.limit + ENDED, threading.TIMEOUT_MAX)
+        alarm = threading.Timer(most, give_up)
         alarm.daemon = True
         alarm.start()
         try:

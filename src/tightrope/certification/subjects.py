@@ -14,7 +14,7 @@ from tightrope.box import Box
 from tightrope.budget import fitting, rows_at_once
 from tightrope.graph import Graph, trace
 from tightrope.graph.halves import share_halves
-from tightrope.graph.lowering import lowered
+from tightrope.graph.lowering import lowered, without_softmax
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.graph.work import products
 
@@ -45,6 +45,26 @@ class Subject:
         # A module may overwrite its input.
         return cls(trace(module, input_shape, box=box), lambda x: module(x.clone()))
 
+    def for_order(self) -> Subject:
+        """Return the network for questions about the order of outputs: no softmax at its end."""
+        graph = without_softmax(self.graph)
+        return self if graph is self.graph else Subject(graph, self.run)
+
+    def for_rows(self, matrix: Tensor, offset: Tensor) -> Subject:
+        """Return the network for questions about the signs of rows `matrix @ output + offset`.
+
+        A softmax at its end matters only if they ask for more than which of two outputs is larger;
+        its logarithm only if they ask for more than differences.
+        """
+        pairs = (matrix != 0).sum(1) == 2
+        balanced = torch.tensor([math.fsum(row) == 0 for row in matrix.tolist()])
+        if bool((pairs.cpu() & balanced & (offset == 0).cpu()).all()):
+            return self.for_order()
+        graph = without_softmax(self.graph, logarithms_only=True)
+        if graph is self.graph or not bool(balanced.all()):
+            return self
+        return Subject(graph, self.run)
+
     @cached_property
     def attacked(self) -> Network:
         """The network in its own precision without parameter gradients, for attacks."""
@@ -57,7 +77,7 @@ class Subject:
         BatchNorm is not folded: the rounding of folding would be outside the proof.
         """
         graph = share_halves(self.graph.detach().to(torch.float64))
-        return lowered(expand_max_pools(graph))
+        return lowered(expand_max_pools(graph), torch.float64)
 
     @cached_property
     def device(self) -> torch.device:
@@ -76,11 +96,16 @@ class Subject:
         """How many numbers are computed for one input."""
         return sum(math.prod(node.shape) for node in self.graph.nodes)
 
+    @cached_property
+    def work(self) -> int:
+        """How many numbers are multiplied for one input."""
+        return products(self.graph.nodes)
+
     @property
     def points_at_once(self) -> int:
         """How many points an attack may look at, with gradients, between two looks at the clock."""
         memory, each = fitting(ATTACK), COPIES * self.neurons
-        return rows_at_once(memory, each * 4, PASSES * products(self.graph.nodes))
+        return rows_at_once(memory, each * 4, PASSES * self.work)
 
     @cached_property
     def finite(self) -> bool:

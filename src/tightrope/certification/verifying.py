@@ -88,7 +88,7 @@ def verify(
     """
     check_timeout(timeout)
     check_seed(seed)
-    choices = check_choices(split, branching)
+    choices, deadline = check_choices(split, branching), Deadline.after(timeout)
     wanted = check_question(x, eps, box, label, spec)
     asked = around(x, eps, domain, norm) if box is None else corners(box)  # type: ignore[arg-type]
     network = check_network(network)
@@ -100,7 +100,8 @@ def verify(
             return problem
         if found is not None and problem.fails(found):
             return dataclasses.replace(falsified(found), stage="natural", note=region.note())
-        answer = solve(subject, problem, timeout=timeout, seed=seed, choices=choices)
+        left = max(deadline.left, 0.0)  # what tracing and checking have left
+        answer = solve(subject, problem, timeout=left, seed=seed, choices=choices)
         return dataclasses.replace(answer, note=region.note())
 
 
@@ -221,18 +222,10 @@ def _decide_cases(
     choices: Choices,
 ) -> tuple[Answer, Case | None]:
     """Decide each input box; the first counterexample ends it. What is proved holds for all."""
-    if choices.split != "relu":
-        together = _decide_together(subject, network, specification.cases, deadline, seed)
-        if together is not None:
-            return together
     subproblems, bound = 0, math.inf
     opened: Answer | None = None
     found = Answer(Verdict.VERIFIED, "empty")
-    for case in specification.cases:
-        if deadline.left <= 0:
-            opened = dataclasses.replace(undecided(Cause.TIME, NO_TIME), stage="input")
-            break
-        found = _decide_case(subject, network, case, deadline.left, seed, choices)
+    for found, case in _answers(subject, network, specification.cases, deadline, seed, choices):
         subproblems += found.subproblems
         if found.verdict is Verdict.FALSIFIED:
             return dataclasses.replace(found, subproblems=subproblems), case
@@ -242,6 +235,32 @@ def _decide_cases(
     known = bound if math.isfinite(bound) and opened is None else None
     answer = found if opened is None else opened
     return dataclasses.replace(answer, bound=known, subproblems=subproblems), None
+
+
+def _answers(
+    subject: Subject,
+    network: Joined,
+    cases: Sequence[Case],
+    deadline: Deadline,
+    seed: int,
+    choices: Choices,
+) -> Iterator[tuple[Answer, Case | None]]:
+    """Yield the answer of each input box, or of many that ask the same but for numbers."""
+    parts: dict[object, list[Case]] = {}
+    for case in cases:
+        asked = tuple(tuple(row.factors for row in c.rows) for c in case.unsafe)
+        parts.setdefault(asked, []).append(case)
+    for part in parts.values():
+        if choices.split != "relu":
+            together = _decide_together(subject, network, part, deadline, seed)
+            if together is not None:
+                yield together
+                continue
+        for case in part:
+            if deadline.left <= 0:
+                yield dataclasses.replace(undecided(Cause.TIME, NO_TIME), stage="input"), None
+                return
+            yield _decide_case(subject, network, case, deadline.left, seed, choices), case
 
 
 def _note(specification: Specification, dtype: torch.dtype) -> str:

@@ -23,9 +23,13 @@ def _corner_products(a: Box, b: Box) -> tuple[Tensor, Tensor]:
     products = [x * y for x in a.corners for y in b.corners]
     least = torch.minimum(torch.minimum(*products[:2]), torch.minimum(*products[2:]))
     greatest = torch.maximum(torch.maximum(*products[:2]), torch.maximum(*products[2:]))
-    return least.nan_to_num(-torch.inf, torch.inf, -torch.inf), greatest.nan_to_num(
-        torch.inf, torch.inf, -torch.inf
-    )
+    return _known(least, greatest)
+
+
+def _known(least: Tensor, greatest: Tensor) -> tuple[Tensor, Tensor]:
+    """Return bounds without those that are not numbers, which say nothing."""
+    ends = {"posinf": torch.inf, "neginf": -torch.inf}
+    return least.nan_to_num(nan=-torch.inf, **ends), greatest.nan_to_num(nan=torch.inf, **ends)
 
 
 def matmul_box(op: ops.MatMul, a: Box, b: Box, *, rounding: float) -> Box:
@@ -50,5 +54,4 @@ def matmul_box(op: ops.MatMul, a: Box, b: Box, *, rounding: float) -> Box:
     if rounding:
         slack = 4 * share * size * (1 + share) + inner * tiny(size)
         least, greatest = least - slack, greatest + slack
-        least, greatest = least.nan_to_num(-torch.inf), greatest.nan_to_num(torch.inf)
-    return outward(least, greatest, rounding)
+    return outward(*_known(least, greatest), rounding)

@@ -22,13 +22,12 @@ from tightrope.graph.graph import Graph, Node
 COMPOSED = (ops.Softmax, ops.Standardize)
 
 
-def lowered(graph: Graph) -> Graph:
-    """Return the same network without compositions."""
+def lowered(graph: Graph, dtype: torch.dtype) -> Graph:
+    """Return the same network, of that precision, without compositions."""
     if not any(isinstance(node.op, COMPOSED) for node in graph.nodes):
         return graph
-    like = next((t for node in graph.nodes for t in _tensors(node.op)), torch.empty(()))
-    like = like if like.is_floating_point() else like.to(torch.get_default_dtype())
-    writer = _Writer(like)
+    held = next((t for node in graph.nodes for t in _tensors(node.op)), torch.empty(()))
+    writer = _Writer(torch.empty((), dtype=dtype, device=held.device))
     for i, node in enumerate(graph.nodes):
         inputs = tuple(writer.target[j] for j in node.inputs)
         writer.name = node.name
@@ -105,3 +104,17 @@ class _Writer:
         # The squares of all of them add up to no more than their number.
         limit = math.sqrt(size) * (1 + 1e-12)
         return self.append(ops.Mul(limit), x, self.chain(squares, shift, root))
+
+
+def without_softmax(graph: Graph, *, logarithms_only: bool = False) -> Graph:
+    """Return a network without the softmax of all its outputs at its end, if it has one.
+
+    The order of the outputs stays the same; with `logarithms_only`, their differences do.
+    """
+    last = len(graph.nodes) - 1
+    while isinstance(graph.nodes[last].op, ops.Reshape):
+        last = graph.nodes[last].inputs[0]
+    node = graph.nodes[last]
+    if not isinstance(node.op, ops.Softmax) or math.prod(node.shape) != node.shape[-1]:
+        return graph
+    return graph if logarithms_only and not node.op.logarithm else graph.without({last})

@@ -8,7 +8,12 @@ What is assumed of whoever computes the value, in a precision with unit roundoff
   transformation.)
 - BatchNorm is any of its usual forms: at most 16 roundings relative to |x - mean| and |bias|.
 - Sigmoid and tanh are off by at most `ELEMENTARY` units in the last place of 1 (sigmoid), or of
-  the result (tanh).
+  the result (tanh); the functions of `functions.py` by as many units of what their rows call
+  `size` (mostly the result; for gelu, hardswish and elu the argument or a constant, which is what
+  is left of a sum that cancels). Proofs assume `functions.UNITS` of PyTorch's own in float64.
+- Softmax takes differences to the largest number, exponentials, their sum and a quotient (or the
+  same by logarithms); a value that is tiny may be zero. Standardisation takes any form of the
+  variance, the mean of squares less the square of the mean among them.
 - Results below the smallest normal number may be replaced by zero.
 
 The rules evaluate in the tensors' own precision, so that they count twice: for the value of the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -96,9 +97,10 @@ def rounded_softmax(rule: Any, op: ops.Softmax, x: Rounded) -> Rounded:
     if op.logarithm:
         return _known(outwards(value, relative * (1 + distance) + change))
     error = value * (relative * (1 + relative) + torch.expm1(change) * (1 + 2 * relative))
-    # Far from the largest number values are zero or next to it, whoever computes them.
+    # Far from the largest number some take values for zero long before they are too small.
+    floor = math.sqrt(torch.finfo(value.dtype).tiny)
     error = error.nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0)
-    return outwards(value, error)
+    return outwards(value, error + floor)
 
 
 def standardize(op: ops.Standardize, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from tightrope.box import Box
 from tightrope.domains.linear.bounded import relaxed
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import CROWN_IBP, relax
-from tightrope.domains.linear.rules import Form
+from tightrope.domains.linear.pulled import Form
 from tightrope.graph import Graph, ops
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,11 +18,12 @@ from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.domains.milp import program as milp
 from tightrope.domains.milp.encoding import Encoding
+from tightrope.domains.milp.expressions import NOT_PIECEWISE_LINEAR
 from tightrope.domains.milp.highs import Objective, Solver
 from tightrope.graph import Graph, ops, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PIECEWISE_LINEAR = frozenset(ops.ALL_OPS) - {ops.Input, ops.Sigmoid, ops.Tanh}
+PIECEWISE_LINEAR = frozenset(ops.ALL_OPS) - {ops.Input, *NOT_PIECEWISE_LINEAR}
 
 
 def check_equal(graph: Graph, box: Box, row: Tensor, scale: float = 1.0) -> None:

@@ -37,6 +37,8 @@ from tightrope.domains.boxes.bounding import BoxBounder, RowBounds, box_bounder
 from tightrope.domains.boxes.condensed import varying_inputs
 from tightrope.domains.linear.rules import ACTIVATIONS
 
+SMALL_ROUND = 2048  # boxes
+PATIENT = 8  # times the seconds of a round that a small one may take before it is not doubled
 EAGER = 4  # rounds in which points are tried whatever it costs
 FEW_INPUTS = 20
 MOST_NEURONS = 24000  # with more, bounds of a single box take too long
@@ -81,7 +83,7 @@ class InputSearch:
         sums = torch.arange(len(self.groups), device=group.device)[:, None] + len(group)
         self.wider = torch.cat((self.members, sums), 1)
         self.count, self.stuck, self.lowest = 0, 0, math.inf
-        self.spent = self.rate = 0.0
+        self.spent, self.rate, self.last = 0.0, 0.0, 0
         lower, upper = (t[:, bounder.varying] for t in self.whole.corners)
         everything = torch.ones(1, len(self.groups), dtype=torch.bool, device=lower.device)
         self.pool = BoxPool(Boxes(lower, upper, everything), lower.new_full((1,), -torch.inf))
@@ -147,13 +149,19 @@ class InputSearch:
         return self.members if bounds.slope.shape[1] == len(self.group) else self.wider
 
     def _batch(self) -> int:
-        """Return how many boxes a round can take in its time."""
-        return max(1, min(int(self.rate * self.settings.seconds), self.settings.most))
+        """Return how many boxes a round can take in its time.
+
+        One box may take as long as many: small rounds are doubled until that shows.
+        """
+        size = max(1, min(int(self.rate * self.settings.seconds), self.settings.most))
+        if self.last < PATIENT * self.settings.seconds * self.rate:
+            size = max(size, min(2 * self.last, SMALL_ROUND))
+        return size
 
     def _bound(self, batch: Boxes) -> RowBounds:
         started = time.monotonic()
         bounds = self.bounder(batch.lower, batch.upper)
-        self.rate = len(batch) / max(time.monotonic() - started, 1e-6)
+        self.rate, self.last = len(batch) / max(time.monotonic() - started, 1e-6), len(batch)
         self.count += len(batch)
         return bounds
 

@@ -19,8 +19,8 @@ from tightrope.deadline import check_time
 from tightrope.domains.linear.ascent import Ascent, Parameter
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
+from tightrope.domains.linear.pulled import Form
 from tightrope.domains.linear.relaxations import free_slopes
-from tightrope.domains.linear.rules import Form
 from tightrope.domains.reduced.reduction import Reduced
 from tightrope.domains.reduced.replay import strict_bounds
 from tightrope.domains.reduced.splits import Bounder, Subproblems, join

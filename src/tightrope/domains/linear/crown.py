@@ -86,6 +86,8 @@ def relax(
         inputs = [found.boxes[j] for j in node.inputs]
         bounds = interval.RULES[type(node.op)](node.op, *inputs, rounding=rounding)
         bounds = as_extremum(graph, found.boxes, i, Box(*bounds.corners))
+        if rounding:
+            bounds = _told(bounds)
         if known is not None and i in known:
             bounds = _both(bounds, known[i])
         if rounding:
@@ -98,7 +100,8 @@ def relax(
         if i not in found.lines and _worthwhile(found, effort, mixed[i]):
             reading = [graph.nodes[j].op for j in readers[i]]
             needs = _needed(bounds, reading)
-            if needs is not None and not _many(node):
+            # What has no rule has no better bounds than its box.
+            if needs is not None and not _many(node) and not _by_intervals(node.op):
                 # ReLUs need no more than a sign.
                 signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) for op in reading)
                 bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
@@ -175,6 +178,14 @@ def unstable_neurons(relaxation: Relaxation) -> int:
     """Count the unstable neurons of all activations whose lines are known."""
     nodes = relaxation.graph.nodes
     return sum(int(unstable(relaxation.boxes[nodes[i].inputs[0]]).sum()) for i in relaxation.lines)
+
+
+def _told(bounds: Box) -> Box:
+    """Return bounds that are numbers: what is none says nothing."""
+    lower, upper = bounds.corners
+    return Box(
+        torch.where(lower.isnan(), -torch.inf, lower), torch.where(upper.isnan(), torch.inf, upper)
+    )
 
 
 def _both(first: Box, second: Box) -> Box:

@@ -101,21 +101,25 @@ def _bounds(
     constant = constant + h @ neurons.constant + rise.sum(1)
     lost = lost + growth(terms, rounding) * rise.abs().sum(1)
     lower, upper = (t[0] for t in network.box.corners)
-    bound = x.clamp(min=0) @ lower + x.clamp(max=0) @ upper
+    bound = _lowest(network.box, x, rounding)
     inputs = torch.maximum(lower.abs(), upper.abs())
     size = x.abs() @ inputs
     # Adding up the bound takes len(lower) + 4 steps; 24 - 4 are left for the sums below.
     lost = lost + growth(len(lower) + 16, rounding) * (size + constant.abs())
-    if isinstance(network.box, BallBox):
-        # Of the two bounds either holds; sums on the ball are longer by its fall.
-        ball = network.box
-        falls = fall(ball, x, ball.point, *ball.corners)
-        room = x.abs() @ ball.point[0].abs() + falls + constant.abs()
-        inside = x @ ball.point[0] - falls - growth(len(lower) + 24, rounding) * room
-        bound = torch.fmax(bound, inside)
     # Coefficients that underflow are off by less than the smallest normal number.
     tiny = torch.finfo(dtype).tiny * (1 + network.magnitude.sum() + seen.sum() + inputs.sum())
     return bound + constant - (1 + 1e-9) * lost - tiny
+
+
+def _lowest(box: Box, x: Tensor, rounding: float) -> Tensor:
+    """Return how low rows get on a box, computed plainly; on a ball, with room for its rounding."""
+    lower, upper = (t[0] for t in box.corners)
+    bound = x.clamp(min=0) @ lower + x.clamp(max=0) @ upper
+    if not isinstance(box, BallBox):
+        return bound
+    point, falls = box.point[0], fall(box, x, box.point, *box.corners)
+    room = growth(len(point) + 24, rounding) * (x.abs() @ point.abs() + falls)
+    return torch.fmax(bound, x @ point - falls - room)  # either one holds
 
 
 def _start(

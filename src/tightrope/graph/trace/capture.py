@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from tightrope.errors import UserError
+from tightrope.graph.trace.attention import batch_first
 from tightrope.graph.trace.rehearsal import first_line, quiet, rehearse, tensors_of, title
 
 # The number of samples that a module is run on, and so the batch size in its list of operators.
@@ -86,7 +87,7 @@ def capture(
     with evaluating(module):
         rehearse(module, probe[:2].clone())
         try:
-            with quiet(), torch.no_grad():
+            with quiet(), torch.no_grad(), batch_first():
                 program = torch.export.export(module, (probe,), strict=False)
                 if any(_changes_a_tensor(node) for node in program.graph.nodes):
                     _show_aliases(program)

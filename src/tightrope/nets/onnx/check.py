@@ -23,7 +23,7 @@ from tightrope.nets.messages import short
 from tightrope.nets.onnx import runtime as onnx_runtime
 from tightrope.nets.onnx.builder import Held, Named
 from tightrope.nets.onnx.dimensions import Sizes
-from tightrope.nets.onnx.runtime import Array
+from tightrope.nets.onnx.runtime import SMALL, Array
 
 Item = TypeVar("Item")
 
@@ -39,8 +39,6 @@ KEPT_ELEMENTS = 2**24
 # What a batch may differ by from single samples, as a share of the largest output: where bounds
 # on rounding are wide, samples that get mixed up must still be noticed.
 BATCH_SLACK = 1e-4
-# Constants of fewer elements stay in the model.
-SMALL = 1024
 
 
 class Checker:

@@ -18,6 +18,9 @@ Array = np.ndarray[Any, Any]
 
 _FATAL = 4
 
+# Constants of fewer elements stay in a model; others are given to it.
+SMALL = 1024
+
 
 def session(model: Any, *, optimised: bool = True, double: bool = False) -> Any:
     """Return an onnxruntime session of a model.
@@ -61,8 +64,12 @@ def compute(running: Any, names: Sequence[str] | None, given: Mapping[str, Array
 def compute_node(
     node: Any, arguments: Sequence[Array | None], opset: int, version: int
 ) -> list[Array]:
-    """Run one operator on constants, in their own precision."""
-    from onnx import ValueInfoProto, helper
+    """Run one operator on constants, in their own precision.
+
+    Small ones are part of the model, as where the network is checked: onnxruntime multiplies by a
+    matrix that it knows in another order than by one that it is given.
+    """
+    from onnx import ValueInfoProto, helper, numpy_helper
 
     given = {
         name: array for name, array in zip(node.input, arguments, strict=True) if array is not None
@@ -72,12 +79,15 @@ def compute_node(
             name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
         )
         for name, array in given.items()
+        if array.size >= SMALL
     ]
+    stored = [numpy_helper.from_array(t, name) for name, t in given.items() if t.size < SMALL]
     outputs = [ValueInfoProto(name=name) for name in node.output if name]
-    graph = helper.make_graph([node], "constant", inputs, outputs)
+    graph = helper.make_graph([node], "constant", inputs, outputs, stored)
     opsets = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=version)
-    return compute(session(model, optimised=False), None, given)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=max(4, version))
+    large = {name: array for name, array in given.items() if array.size >= SMALL}
+    return compute(session(model, optimised=False), None, large)
 
 
 @dataclass(frozen=True, eq=False)

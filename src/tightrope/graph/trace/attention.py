@@ -1,0 +1,78 @@
+"""`nn.MultiheadAttention` recorded in a form that keeps the batch first.
+
+PyTorch's own code moves the batch behind the tokens and merges it with the heads. While a module is
+recorded, its attention layers compute the same in another order; that it is the same is checked
+with the module as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@contextlib.contextmanager
+def batch_first() -> Iterator[None]:
+    """Let attention layers keep the batch first, where their options allow it."""
+    original = nn.MultiheadAttention.forward
+
+    def forward(
+        self: nn.MultiheadAttention,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: Any,
+        **kw: Any,
+    ) -> Any:
+        if _plain(self, query, args, kw):
+            return _attend(self, query, key, value, kw)
+        return original(self, query, key, value, *args, **kw)
+
+    nn.MultiheadAttention.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.MultiheadAttention.forward = original  # type: ignore[method-assign]
+
+
+def _plain(layer: nn.MultiheadAttention, query: Tensor, args: Any, options: Any) -> bool:
+    """Whether a call has no masks and a layer none of the rarer options."""
+    masks = ("key_padding_mask", "attn_mask")
+    return (
+        layer.batch_first
+        and query.dim() == 3
+        and not args
+        and all(options.get(mask) is None for mask in masks)
+        and not options.get("is_causal", False)
+        and layer.in_proj_weight is not None
+        and layer.bias_k is None
+        and layer.bias_v is None
+        and not layer.add_zero_attn
+        and not layer.training
+    )
+
+
+def _attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
+    heads, size = (layer.num_heads, layer.head_dim), layer.embed_dim
+    # All three projections at once, so that they stay parameters; mostly of one and the same.
+    known: dict[int, Tensor] = {}
+    for x in (query, key, value):
+        if id(x) not in known:
+            known[id(x)] = F.linear(x, layer.in_proj_weight, layer.in_proj_bias)
+    q, k, v = (
+        known[id(x)][..., i * size : (i + 1) * size].unflatten(-1, heads).transpose(1, 2)
+        for i, x in enumerate((query, key, value))
+    )
+    if not options.get("need_weights", True):
+        found = F.scaled_dot_product_attention(q, k, v)
+        return layer.out_proj(found.transpose(1, 2).flatten(2)), None
+    scores = (q * (layer.head_dim**-0.5)) @ k.transpose(-2, -1)
+    shares = torch.softmax(scores, -1)
+    found = layer.out_proj((shares @ v).transpose(1, 2).flatten(2))
+    average = options.get("average_attn_weights", True)
+    return found, shares.mean(1) if average else shares
