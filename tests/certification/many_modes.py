@@ -19,7 +19,7 @@ from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
 from tightrope.domains.boxes.bounding import box_bounder
 
-PATIENCE = 60.0
+PATIENCE = 5.0  # what is not decided by then is next to zero, and may stay open
 FEW = InputSettings(limit=1500)
 
 # Gets the problems of one network; returns their answers.
