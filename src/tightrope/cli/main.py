@@ -65,11 +65,7 @@ COMMANDS = {
         "Make a table or figure of the paper, with a verdict on each of its claims.",
     ),
     "train": Home("train", "train", "Train a network into a run folder."),
-    "verify": Home(
-        "verify",
-        "verify",
-        "Prove or refute a VNN-LIB property of an ONNX network, or a list of them.",
-    ),
+    "verify": Home("verify", "verify", "Prove or refute a VNN-LIB property of an ONNX network."),
 }
 
 
