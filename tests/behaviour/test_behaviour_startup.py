@@ -94,7 +94,7 @@ def test_networks_are_listed_without_torch() -> None:
         (("train", "--epoch", "1"), "No such option '--epoch'"),
         (("train", "--out", "x", "--set", "epoch=1"), "unknown setting 'epoch'"),
         (("train", "--preset", "dem", "--out", "x"), "unknown preset 'dem'"),
-        (("certify",), "Missing argument 'RUN'"),
+        (("certify",), "Missing argument 'RUN | ONNX'"),
     ],
 )
 def test_what_is_mistyped_is_refused_without_torch(

@@ -41,7 +41,7 @@ def verify(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Prove or refute a VNN-LIB property of an ONNX network, or a list of them.
+    """Prove or refute a VNN-LIB property of an ONNX network.
 
     The first line is unsat (proved: no counterexample exists), sat, timeout or unknown; a
     counterexample follows, or goes to a file. A property of several networks (VNN-LIB 2) needs the
