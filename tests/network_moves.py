@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tightrope.graph import ops
 
 if TYPE_CHECKING:
     from network_programs import Writer
@@ -106,3 +109,39 @@ def reduction(w: Writer) -> None:
     keep = len(dims) == len(w.shape) or w.choose(True, False)
     function = w.choose(torch.sum, torch.mean, torch.amax, torch.amin)
     w.append(lambda x: function(x, dim=dims, keepdim=keep))
+
+
+# --- jumps ------------------------------------------------------------------------------------
+
+
+def step(w: Writer) -> None:
+    """Append a function with jumps."""
+    w.append(
+        w.choose(
+            torch.sign, torch.floor, torch.round, torch.ceil, torch.trunc,
+            lambda x: (x > 0.1).to(x.dtype), lambda x: (x <= 0.1).to(x.dtype),
+            lambda x: (x.round() == 1).to(x.dtype), lambda x: (~(x > 0)).to(x.dtype),
+        )
+    )  # fmt: skip
+
+
+def choice(w: Writer) -> None:
+    """Append a choice between two values, or a value and a number."""
+    either = w.choose(
+        lambda a, b: torch.where(a > b, a, 0.5), lambda a, b: torch.where(a > 0, a, b)
+    )
+    w.append(either, *w.branch())
+
+
+def place(w: Writer) -> None:
+    """Append the places of maxima, beside the values."""
+    w.append(lambda x: x + x.argmax(-1, keepdim=True).to(x.dtype))
+
+
+# Near a jump, a rounding error can have any effect.
+ANY = 1e30
+MAGNITUDES: dict[type[ops.Op], Callable[..., Tensor]] = {
+    ops.Step: lambda op, s: torch.full_like(s, ANY),
+    ops.Where: lambda op, c, a, b: torch.full_like(a, ANY),
+    ops.ArgMax: lambda op, s: torch.full_like(s[..., 0], ANY),
+}

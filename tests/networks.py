@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Set
 
+import network_moves
 import smooth_moves
 import torch
 from hypothesis import strategies as st
@@ -188,4 +189,5 @@ _MAGNITUDE: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Sigmoid: lambda op, s: s + 1,  # Lipschitz, so errors don't grow; values up to 1
     ops.Tanh: lambda op, s: s + 1,
     **smooth_moves.MAGNITUDES,
+    **network_moves.MAGNITUDES,
 }

@@ -114,7 +114,7 @@ def test_unknown(commands: Commands, tmp_path: Path) -> None:
     assert answer(commands.run("verify", onnx, vnnlib)) == "unsat"  # its one input can be split
 
 
-@pytest.mark.parametrize("option", ["--split", "--branching"])
+@pytest.mark.parametrize("option", ["--split", "--branching", "--cuts"])
 def test_choices_that_are_none(commands: Commands, files: tuple[Path, Path], option: str) -> None:
     refuse(commands, *files, option, "inptu", ":", "inptu")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -23,9 +24,11 @@ from tightrope.certification.problem import OpenProblem, Problem
 from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
+from tightrope.certification.search.cutting import ROUNDS
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
 from tightrope.domains.reduced.reduction import reduce
+from tightrope.domains.reduced.splits import Subproblems
 from tightrope.graph import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -91,13 +94,15 @@ def agree(
     return counts
 
 
-def impatient_search(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
+def impatient_search(
+    subject: Subject, opened: OpenProblem, deadline: Deadline, cuts: str = "off"
+) -> Answer:
     """Branch and bound with poor bounds: it has to split more, and is faster on small networks."""
     problem, unsafe = opened.problem, opened.problem.unsafe
     relaxation = bound_nodes(subject, opened)
     reduced = reduce(relaxation, unsafe.matrix, unsafe.offset)
     refuter = Refuter(subject, problem.inner, unsafe, problem.fails, climbers=2, steps=3)
-    poor = SearchSettings(root_iterations=2, iterations=3, smallest_batch=2)
+    poor = SearchSettings(root_iterations=2, iterations=3, smallest_batch=2, cuts=cuts)
     return BranchAndBound(reduced, unsafe.group, refuter, settings=poor).run(deadline.end)
 
 
@@ -125,6 +130,29 @@ def test_branch_and_bound_is_exact(part: int) -> None:
     counts = agree(impatient_search, range(10 * part, 10 * part + 10), most=32)
     assert sum(counts.values()) == 100
     assert counts["verified"] >= 20 and counts["falsified"] >= 20 and counts["unknown"] <= 10
+
+
+@pytest.mark.parametrize("part", mostly_slow(range(30), 3))
+def test_branch_and_bound_with_cuts_is_exact(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constraints are chosen anew again and again, and closed subproblems make use of them."""
+    used = 0
+    monkeypatch.setitem(ROUNDS, "on", (0, 1, 2, 4, 8))
+    proved = BranchAndBound._prove
+
+    def watched(
+        self: BranchAndBound, bound: Tensor, problems: Subproblems, promising: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        nonlocal used
+        found = proved(self, bound, problems, promising)
+        used += int((found[0] & (problems.gamma > 0).any(1)).sum())
+        return found
+
+    monkeypatch.setattr(BranchAndBound, "_prove", watched)
+    seeds = range(2000 + 10 * part, 2010 + 10 * part)
+    counts = agree(partial(impatient_search, cuts="on"), seeds, most=32)
+    assert sum(counts.values()) == 100
+    assert counts["verified"] >= 20 and counts["falsified"] >= 20 and counts["unknown"] <= 10
+    assert used >= 5
 
 
 @pytest.mark.parametrize("part", range(2))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tightrope.box import Box
 from tightrope.errors import UserError
-from tightrope.graph import Graph, ops
+from tightrope.graph import Graph, ops, steps
 from tightrope.graph.evaluate import ROUNDED_RULES as RULES
 from tightrope.graph.graph import Node
 from tightrope.graph.rounding import Rounded, growth
@@ -88,6 +88,10 @@ def _operations(numbers: Numbers) -> dict[str, tuple[ops.Op, int, tuple[int, ...
         "permute": (ops.Permute((0, 3, 1, 2)), 1, IMAGE),
         "slice": (ops.Slice((slice(1, 3), 2)), 1, IMAGE),
         "take": (ops.Take(torch.arange(20).view(4, 5) % 7), 1, IMAGE),
+        **{f"step {kind}": (ops.Step(kind), 1, IMAGE) for kind in steps.STEPS},
+        "choice": (ops.Where(), 3, IMAGE),
+        "place": (ops.ArgMax(), 1, IMAGE),
+        "last place": (ops.ArgMax(last=True), 1, IMAGE),
         "concat": (ops.Concat(1), 2, IMAGE),
         "rectifier": (ops.Relu(), 1, IMAGE),
         "leaky rectifier": (ops.LeakyRelu(0.3), 1, IMAGE),
@@ -106,6 +110,7 @@ UNITS = {
     "batch norm": 36, "batch norm, not affine": 36, "sigmoid": 36, "tanh": 36,
 }  # fmt: skip
 EXACT = {"maximum", "reshape", "permute", "slice", "take", "concat", "rectifier"}
+EXACT |= {"choice", "place", "last place", *(f"step {kind}" for kind in steps.STEPS)}
 COPIED = EXACT | {"pad"}
 
 

@@ -26,7 +26,7 @@ from planted import PACKAGE, ROOT, Mutant, RottenError, read_mutants
 
 PASSED, FAILED = 0, 1  # of pytest's exit codes
 ANOTHER = 70  # of our own: Python does not find the copy first
-ENDLESS = 600  # seconds of computing after which a mutant's tests are taken not to end
+ENDLESS = 300  # seconds of computing after which a mutant's tests are taken not to end
 STUCK = 20 * ENDLESS  # seconds on the clock, for tests that wait: other processes may be busy
 IMPORTED = ("pytest", "hypothesis", "numpy", "scipy.optimize", "numba", "onnx", "torch.export")
 

@@ -128,6 +128,7 @@ def test_a_network_trained_again_needs_force(certifiable: Run) -> None:
         ("timeout", 30.0),
         ("split", "input"),
         ("branching", "babsr"),
+        ("cuts", "off"),
     ],
 )
 def test_other_settings_need_force(certifiable: Run, name: str, value: Any) -> None:

@@ -59,6 +59,7 @@ def certify(
     restarts: int = 5,
     split: str = "auto",
     branching: str = "intercept",
+    cuts: str = "auto",
     seed: int = 0,
     jobs: int = 1,
     device: str | None = None,
@@ -77,8 +78,8 @@ def certify(
     radii adds to what is in the folder. One with other settings, of another network or of other
     samples is an error unless `force` discards it; so is one by an earlier version that did not
     note what it was of. `timeout` is how many seconds one sample may take; `steps` and `restarts`
-    belong to the attack; `split` (auto, input, relu) and `branching` to the search. A run that
-    another command is working on is an error unless `wait` queues for it.
+    belong to the attack; `split`, `branching` and `cuts` to the search. A run that another command
+    is working on is an error unless `wait` queues for it.
 
     With `jobs`, several processes share the samples, each with its part of the threads. The
     records are the same (as far as rounding does not depend on the number of threads), in the
@@ -89,7 +90,7 @@ def certify(
     if jobs < 1:
         raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
     check_timeout(timeout)
-    choices = asdict(check_choices(split, branching))
+    choices = asdict(check_choices(split, branching, cuts))
     settings = {
         "stages": list(stages),
         "timeout": float(timeout),

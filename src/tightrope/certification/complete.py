@@ -88,7 +88,7 @@ def _root(subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Ch
     refuter = problem.refuter(subject)
     if reduction_fits(relaxation):
         network = reduce(relaxation, unsafe.matrix, unsafe.offset)
-        settings = SearchSettings(branching=choices.branching)
+        settings = SearchSettings(branching=choices.branching, cuts=choices.cuts)
         opened.search = BranchAndBound(network, unsafe.group, refuter, settings=settings)
         return opened.search.begin()
     search = GraphSearch(relaxation, unsafe, refuter)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.certification.cascade import Samples, decide
-from tightrope.certification.problem import Choices
+from tightrope.certification.problem import CHOICES, Choices
 from tightrope.certification.properties import PIXELS, Domain
 from tightrope.certification.stages import STAGES, StageSettings
 from tightrope.certification.subjects import Subject
@@ -75,7 +75,7 @@ class Decider:
         self.subject = open_subject(task.module, task.input_shape, task.device).for_order()
         self.stages = {name: STAGES[name] for name in task.settings["stages"]}
         chosen = {name: task.settings[name] for name in ("steps", "restarts", "timeout")}
-        choices = {name: v for name, v in task.settings.items() if name in ("split", "branching")}
+        choices = {name: v for name, v in task.settings.items() if name in vars(CHOICES)}
         self.settings = StageSettings(**chosen, choices=Choices(**choices))
 
     def __call__(self, batch: Batch, send: Send) -> None:

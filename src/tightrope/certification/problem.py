@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tightrope.answer import Answer, undecided, verified
 from tightrope.box import Box
-from tightrope.certification.names import SPLITS
+from tightrope.certification.names import CUTS, SPLITS
 from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.refutation import Fails, Refuter
 from tightrope.certification.search.branching import RULES
@@ -49,22 +49,25 @@ class Problem:
 
 @dataclass(frozen=True)
 class Choices:
-    """What users may choose about a search: what it takes apart, and by which rule."""
+    """What users may choose about a search: what it takes apart, by which rule, with what help."""
 
     split: str = "auto"  # or input, or relu
     branching: str = "intercept"  # or another row of `search.branching.RULES`
+    cuts: str = "auto"  # or off, or on
 
 
 CHOICES = Choices()
 
 
-def check_choices(split: str, branching: str) -> Choices:
+def check_choices(split: str, branching: str, cuts: str) -> Choices:
     """Return what was chosen about a search, or say what there is to choose from."""
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     if branching not in RULES:
         raise unknown_name("branching rule", branching, RULES)
-    return Choices(split, branching)
+    if cuts not in CUTS:
+        raise unknown_name("choice of cuts", cuts, CUTS)
+    return Choices(split, branching, cuts)
 
 
 @dataclass

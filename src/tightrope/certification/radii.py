@@ -74,6 +74,7 @@ def largest_radius(
     timeout: float = 60.0,
     split: str = "auto",
     branching: str = "intercept",
+    cuts: str = "auto",
     seed: int = 0,
 ) -> LargestRadius:
     """Find the largest radius around `x` at which class `label` wins, or `spec` holds.
@@ -89,7 +90,7 @@ def largest_radius(
     number = parse_norm(norm)
     plain = domain == PIXELS and number == math.inf
     most = parse_radius(largest, "largest", largest=1 if plain else None)
-    choices = check_choices(split, branching)
+    choices = check_choices(split, branching, cuts)
     deadline = Deadline.after(timeout)
     question = check_question(x, most, None, label, spec)
     network = check_network(network)

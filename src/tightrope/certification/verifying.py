@@ -72,6 +72,7 @@ def verify(
     timeout: float = 60.0,
     split: str = "auto",
     branching: str = "intercept",
+    cuts: str = "auto",
     seed: int = 0,
 ) -> Answer:
     """Decide whether a class wins, or a spec holds, at all inputs of a set.
@@ -84,11 +85,12 @@ def verify(
     `network` is a module, a graph or the path of an ONNX file. `x` and the corners are inputs
     without a batch dimension, `x` in the network's own precision. The result says `verified`,
     `falsified` (with a counterexample) or `unknown` (with a reason). `split` says what a search
-    takes apart (auto, input, relu), `branching` by which rule it chooses neurons.
+    takes apart (auto, input, relu), `branching` by which rule it chooses neurons, `cuts` whether
+    it uses multi-neuron constraints (auto, off, on).
     """
     check_timeout(timeout)
     check_seed(seed)
-    choices, deadline = check_choices(split, branching), Deadline.after(timeout)
+    choices, deadline = check_choices(split, branching, cuts), Deadline.after(timeout)
     wanted = check_question(x, eps, box, label, spec)
     asked = around(x, eps, domain, norm) if box is None else corners(box)  # type: ignore[arg-type]
     network = check_network(network)
@@ -157,6 +159,7 @@ def verify_file(
     timeout: float = 60.0,
     split: str = "auto",
     branching: str = "intercept",
+    cuts: str = "auto",
     seed: int = 0,
     device: str = "cpu",
 ) -> Answer:
@@ -164,10 +167,11 @@ def verify_file(
 
     A file that describes several input boxes has a counterexample if one of them has. Where it
     declares several networks, `onnx` has the file of each by name. `split` says what a search takes
-    apart (auto, input, relu), `branching` by which rule it chooses neurons, `device` where bounds
-    and attacks are computed (cpu, cuda, auto).
+    apart (auto, input, relu), `branching` by which rule it chooses neurons, `cuts` whether it uses
+    multi-neuron constraints (auto, off, on), `device` where bounds and attacks are computed (cpu,
+    cuda, auto).
     """
-    choices = check_choices(split, branching)
+    choices = check_choices(split, branching, cuts)
     return verify_and_tell(
         onnx, vnnlib, timeout=timeout, seed=seed, choices=choices, device=device
     )[0]

@@ -10,7 +10,7 @@ import click
 
 import tightrope as tr
 from tightrope.certification.names import DEFAULT_STAGES
-from tightrope.cli.options import branching_option, split_option
+from tightrope.cli.options import branching_option, cuts_option, split_option
 from tightrope.cli.output import (
     console,
     percent,
@@ -82,6 +82,7 @@ def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
 @_restarts
 @split_option
 @branching_option
+@cuts_option
 @_seed
 @click.option("--jobs", type=int, default=1, help="Processes that share the samples.  [1]")
 @_device

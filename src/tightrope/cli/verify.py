@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tightrope.answer import WORDS, Answer, competition_word
-from tightrope.cli.options import branching_option, split_option
+from tightrope.cli.options import branching_option, cuts_option, split_option
 from tightrope.cli.output import print_json
 from tightrope.errors import UserError, printable, shorten
 from tightrope.files import write_text
@@ -27,6 +27,7 @@ from tightrope.files import write_text
 )
 @split_option
 @branching_option
+@cuts_option
 @click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
 @click.option("--device", default="cpu", help="cpu, cuda or auto.  [cpu]")
 @click.option("--jobs", type=int, help="Instances at a time.  [1]")
@@ -37,8 +38,6 @@ def verify(
     files: tuple[str, ...],
     instances: Path | None,
     timeout: float | None,
-    split: str,
-    branching: str,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -60,7 +59,7 @@ def verify(
 
     if timeout is not None:
         check_timeout(timeout)
-    choices = check_choices(split, branching)
+    choices = check_choices(*(options.pop(name) for name in ("split", "branching", "cuts")))
     listed = {name: options.pop(name) for name in ("jobs", "out", "only")}
     counterexample = options.pop("counterexample")
     if instances is not None:

@@ -27,6 +27,7 @@ from tightrope.domains.curves import function_box
 from tightrope.domains.products import matmul_box, product_box
 from tightrope.domains.relu_box import relu_box
 from tightrope.domains.rounding import around, cornered, down, growth, outward, tiny, up
+from tightrope.domains.step_boxes import choice_box, place_box, step_box
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map, transposed_terms
@@ -269,4 +270,7 @@ RULES: dict[type[ops.Op], Callable[..., Box]] = {
     ops.Differences: difference_box,
     ops.Softmax: softmax_box,
     ops.Standardize: standardized_box,
+    ops.Step: step_box,
+    ops.Where: choice_box,
+    ops.ArgMax: place_box,
 }

@@ -323,7 +323,9 @@ def by_intervals(op: ops.Op, *zonotopes: Zonotope, counter: Counter) -> Zonotope
 
 
 # Operations for which `by_intervals` has to do.
-BY_INTERVALS: tuple[type[ops.Op], ...] = (ops.Softmax, ops.Standardize)
+BY_INTERVALS: tuple[type[ops.Op], ...] = (
+    *(ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax),
+)
 
 RULES: dict[type[ops.Op], Callable[..., Any]] = {
     ops.Linear: _affine,

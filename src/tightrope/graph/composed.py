@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tightrope.graph import ops
+from tightrope.graph import evaluate, ops
 from tightrope.graph.values import Maker, refuse
 
 Shape = tuple[int, ...]
@@ -39,6 +39,13 @@ def expanded(make: Maker, x: int, shape: Shape) -> int:
     """Append the copies that give samples a shape that theirs broadcasts to."""
     before = make.shape_of(x)
     return x if before == shape else taken(make, x, places(before).expand(shape))
+
+
+def replayed(operations: Sequence[ops.Op], x: Tensor) -> Tensor:
+    """Return what operations make of numbers, one after the other."""
+    for op in operations:
+        x = evaluate.RULES[type(op)](op, x)
+    return x
 
 
 # --- maxima and minima ----------------------------------------------------------------------
@@ -73,6 +80,11 @@ def at_most(make: Maker, x: int, high: Tensor) -> int:
     """Append `min(x, high) = high - relu(high - x)` with a constant."""
     gap = make.append(ops.Shift(high), negated(make, x))
     return make.append(ops.Shift(high), negated(make, make.append(ops.Relu(), gap)))
+
+
+def opposite(make: Maker, x: int) -> int:
+    """Append `1 - x`, which is "not" of what is 0 or 1."""
+    return make.append(ops.Shift(make.number(1.0)), negated(make, x))
 
 
 # --- other functions that bend --------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.graph import ops, smooth
+from tightrope.graph import ops, smooth, steps
 from tightrope.graph.dense import convolve
 from tightrope.graph.rounding import ELEMENTARY, Rounded, growth, once, outwards, rearranged, summed
 
@@ -150,6 +150,9 @@ TABLE: dict[type[ops.Op], Row] = {
     ops.Differences: Row(smooth.differences, smooth.rounded_differences),
     ops.Softmax: Row(smooth.softmax, smooth.rounded_softmax),
     ops.Standardize: Row(smooth.standardize, smooth.rounded_standardize),
+    ops.Step: Row(steps.step, steps.rounded_step),
+    ops.Where: Row(steps.chosen, steps.rounded_choice),
+    ops.ArgMax: Row(steps.place_of_largest, steps.rounded_place),
 }
 
 

@@ -260,6 +260,28 @@ class Standardize(Op):
     center: bool = True
 
 
+@dataclass(frozen=True, eq=False)
+class Step(Op):
+    """A function that is constant but for jumps, by its name in `steps.py`.
+
+    `positive`, `nonnegative` and `zero` are 1 where that holds, else 0; others round.
+    """
+
+    kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class Where(Op):
+    """The second of three nodes where the first is not zero, the third elsewhere."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArgMax(Op):
+    """The place of the largest number along the last dimension: of several the first, or `last`."""
+
+    last: bool = False
+
+
 ALL_OPS: tuple[type[Op], ...] = (
     Input,
     Linear,
@@ -288,4 +310,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Differences,
     Softmax,
     Standardize,
+    Step,
+    Where,
+    ArgMax,
 )

@@ -74,6 +74,23 @@ def test_signs_of_neurons_are_those_of_all_boxes() -> None:
     assert found[0].cause is Cause.TOO_CLOSE
 
 
+def test_each_row_of_each_problem_has_its_own_offset() -> None:
+    """The rows are 1 and 3, less 1.5 and 0 in the second problem: the first row is below zero."""
+    module = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)).double()
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, float(parameter.dim() == 2))
+    problems = []
+    for offset in ((0.0, 0.0), (-1.5, 0.0)):
+        point = torch.ones(1, 1, dtype=torch.float64)
+        matrix = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+        unsafe = Unsafe(matrix, torch.tensor(offset, dtype=torch.float64), torch.arange(2))
+        problems.append(Problem(Box(point, point), Box(point, point), unsafe, lambda point: False))
+    for number, verdict in ((1, Verdict.VERIFIED), (2, Verdict.UNKNOWN)):
+        chosen = [problems[0], problems[number - 1]]
+        found = decide_together(Subject.of(module, (1,)), chosen, Deadline())
+        assert found is not None and found[0].verdict is verdict
+
+
 def test_problems_that_differ_are_not_decided_together() -> None:
     _, problems = many_problems([0.1] * 4, 0)
     other = problems[0].unsafe

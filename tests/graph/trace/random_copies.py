@@ -45,9 +45,14 @@ def bends(w: Any, shape: tuple[int, ...]) -> nn.Module:
 def calls(w: Any, name: str, shape: tuple[int, ...]) -> list[str]:
     """Return functions of a value of at least one dimension, written out."""
     dim = w.integer(1, len(shape))
+    jumps = [
+        f"({name} > 0.1).to({name}.dtype)", f"torch.where({name} > 0, {name}, 0.3)",
+        f"{name} + {name}.argmax({dim}, keepdim=True).to({name}.dtype)", f"torch.sign({name})",
+    ]  # fmt: skip
     index = [w.integer(0, shape[dim - 1] - 1) for _ in range(3)]
     keep = w.choose("True", "False")
     return [
+        *jumps,
         f"{name}.clamp(-0.4, 0.6)", f"{name}.abs()", f"torch.maximum({name}, {name}.flip({dim}))",
         f"torch.minimum({name}, {name}.roll(1, {dim}))", f"{name}.clamp_max(0.3)",
         f"{name}.amax({dim}, keepdim={keep})", f"{name}.amin({dim}, keepdim={keep})",

@@ -128,3 +128,10 @@ def test_what_is_not_known_is_not_shown() -> None:
     assert repeat_commands(None, Path("a"), {"eps": "0.1", "samples": 3, "stages": []})[0] == (
         "tightrope certify a --eps 0.1 --samples 3 --stages '[]'"
     )
+
+
+def test_the_function_stays_a_function() -> None:
+    import tightrope.page.scatter
+
+    assert callable(tightrope.report) and tightrope.report.__name__ == "report"
+    assert tightrope.page is not tightrope.report

@@ -379,13 +379,6 @@ def test_a_folder_is_no_page(tmp_path: Path) -> None:
         tr.report(run, out=tmp_path)
 
 
-def test_the_function_stays_a_function() -> None:
-    import tightrope.page.scatter
-
-    assert callable(tr.report) and tr.report.__name__ == "report"
-    assert tightrope.page is not tr.report
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")

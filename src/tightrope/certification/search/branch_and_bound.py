@@ -8,6 +8,8 @@ are attained are tried as counterexamples.
 
 The property is safe if in each *group* of rows at least one row is positive everywhere; a
 counterexample makes all rows of some group nonpositive.
+
+A search that goes on for long gets multi-neuron constraints (`cutting.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +25,10 @@ from torch import Tensor
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.budget import fitting, rows_at_once
 from tightrope.certification.search import branching
+from tightrope.certification.search.cutting import ROUNDS, Cutter
 from tightrope.certification.search.pool import Pool
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.reduced.cuts import network_cuts
 from tightrope.domains.reduced.leaves import solve_leaf
-from tightrope.domains.reduced.multineuron import GroupSettings
 from tightrope.domains.reduced.reduction import Reduced
 from tightrope.domains.reduced.regions import KEPT, Regions, Tightener
 from tightrope.domains.reduced.replay import strict_bounds
@@ -40,6 +41,8 @@ TRIED = 64
 # many regions of which fewer than a share were closed.
 FIRST_DEPTH = 8
 ENOUGH, FEW, EXTRA = 64, 0.05, 4
+# Multi-neuron constraints are chosen by what so many subproblems of the lowest bounds need.
+CUT_FOR = 512
 
 # Gets points (flat) and the group each is about; returns a counterexample or None.
 Refute = Callable[[Tensor, Tensor], Tensor | None]
@@ -64,9 +67,7 @@ class SearchSettings:
     # (None: when it pays).
     regions: int = 128
     region_depth: int | None = None
-    # Multi-neuron constraints raise the first bounds; on the networks measured so far, the search
-    # as a whole is faster without them.
-    groups: GroupSettings | None = None
+    cuts: str = "auto"  # or off, or on: when multi-neuron constraints are chosen
     memory: int = 2 << 30
 
 
@@ -118,10 +119,8 @@ class BranchAndBound:
     ) -> None:
         self.network, self.group, self.refute, self.settings = network, group, refute, settings
         self.cuts: Cuts | None = None
-        if settings.groups is not None:
-            self.cuts = network_cuts(self.network, settings.groups)
-        rough = None if self.cuts is None else self.cuts.to(torch.float32)
-        self.bounder = Bounder(self.network.to(torch.float32), rough)
+        self.cutter = Cutter(network)
+        self.bounder = Bounder(self.network.to(torch.float32))
         self.regions = Regions.of(network)
         self.effort = Effort()
         self._tightener: Tightener | None = None
@@ -179,7 +178,9 @@ class BranchAndBound:
             cause = self._out_of_budget(pool, deadline)
             if cause is not None:
                 return cause
-            point = self._round(pool, deadline)
+            if self.rounds in ROUNDS[self.settings.cuts]:
+                self._cut(pool, deadline)
+            point = self._round(pool, deadline) if len(pool) else None
             self.rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
             if point is None and len(pool) and (self.rounds <= EAGER or self.rounds % EAGER == 0):
@@ -256,7 +257,7 @@ class BranchAndBound:
         started = time.monotonic()
         new = branching.children(batch, neurons)
         count = len(new)
-        bound, new = self._bound(new)
+        bound, new = self._bound(new, self._iterations)
         self.effort.note_children(count, time.monotonic() - started)
         pool.add(new, bound)
         return None
@@ -277,17 +278,18 @@ class BranchAndBound:
         if not open_ones.all():
             self.lowest = min(self.lowest, KEPT)
         chosen, box = chosen[open_ones], box.map(lambda t: t[open_ones])
-        bound, chosen = self._bound(self.regions.enter(chosen, box, self.bounder))
+        chosen = self.regions.enter(chosen, box, self.bounder)
+        bound, chosen = self._bound(chosen, self._iterations)
         self.effort.note_regions(len(open_ones), len(chosen), time.monotonic() - started)
         free = ((chosen.sign == 0) & self.bounder.bends).any(1)
         pool.add(chosen[~free], bound[~free])
         return join([batch[~due], chosen[free]])
 
-    def _bound(self, problems: Subproblems) -> tuple[Tensor, Subproblems]:
+    def _bound(self, problems: Subproblems, iterations: int) -> tuple[Tensor, Subproblems]:
         """Bound subproblems; return those that stay open."""
         bound, problems = self.bounder.improve(
             problems,
-            iterations=self._iterations,
+            iterations=iterations,
             alpha_rate=self.settings.alpha_rate,
             beta_rate=self.settings.beta_rate,
         )
@@ -310,6 +312,25 @@ class BranchAndBound:
         """How many subproblems a round takes: few of large networks, to see the clock in time."""
         size, inputs = self.network.size, self.network.rows.outer.shape[1]
         return min(self.settings.batch, rows_at_once(1 << 62, 1, size * (size + inputs) / 2))
+
+    def _cut(self, pool: Pool, deadline: float) -> None:
+        """Choose constraints for what is open, and bound all of that with them."""
+        cuts = self.cutter.choose(pool.peek(CUT_FOR), Deadline(deadline))
+        if cuts is None:
+            return
+        self.cuts = cuts
+        self.bounder = self.bounder.with_cuts(cuts.to(torch.float32))
+        problems, bound = pool.take_all()
+        gamma = problems.alpha.new_zeros(len(problems), len(cuts.constant))
+        problems = replace(problems, gamma=gamma)
+        pool.arrays["gamma"] = gamma[:0]
+        for start in range(0, len(bound), 2 * self.settings.batch):
+            if time.monotonic() > deadline:
+                pool.add(problems[start:], bound[start:])
+                return
+            part = problems[start : start + 2 * self.settings.batch]
+            still, left = self._bound(part, self.settings.patient_iterations)
+            pool.add(left, still)
 
     @property
     def _iterations(self) -> int:

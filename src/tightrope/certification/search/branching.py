@@ -56,7 +56,12 @@ def _fixed(problems: Subproblems, neurons: Tensor, sign: int) -> Subproblems:
 def choose(
     bounder: Bounder, problems: Subproblems, *, rule: str, levels: int = 1, candidates: int = 3
 ) -> Tensor:
-    """Return the neurons to split by one of the `RULES`, [D, levels]."""
+    """Return the neurons to split by one of the `RULES`, [D, levels].
+
+    Multipliers of multi-neuron constraints are left out: they take the cost of a neuron's own
+    lines off its score, and the search would split it last.
+    """
+    problems = replace(problems, gamma=torch.zeros_like(problems.gamma))
     return RULES[rule](bounder, problems, bounder.look(problems), levels, candidates)
 
 

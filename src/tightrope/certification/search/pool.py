@@ -50,6 +50,10 @@ class Pool:
         self.count = left
         return problems, bound
 
+    def take_all(self) -> tuple[Subproblems, Tensor]:
+        """Take out everything."""
+        return self.take(self.count)
+
     def add(self, problems: Subproblems, bound: Tensor) -> None:
         """Put subproblems in."""
         end = self.count + len(bound)

@@ -35,6 +35,7 @@ from tightrope.graph import Graph, Node, ops
 MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Take, ops.Concat)
 APART = (*MOVES, ops.Shift, ops.Scale, ops.BatchNorm)
 DIFFERENCES = 1 << 10  # that are bounded one by one
+JUMPS = (ops.Step, ops.Where, ops.ArgMax)
 WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take
 
 
@@ -97,13 +98,16 @@ def relax(
         if forms is not None:
             before = found.boxes[node.inputs[0]]
             bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
-        if i not in found.lines and _worthwhile(found, effort, mixed[i]):
+        if i not in found.lines:
             reading = [graph.nodes[j].op for j in readers[i]]
+            reading = [op for op in reading if _worthwhile(found, effort, mixed[i], op)]
             needs = _needed(bounds, reading)
             # What has no rule has no better bounds than its box.
             if needs is not None and not _many(node) and not _by_intervals(node.op):
                 # ReLUs need no more than a sign.
-                signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) for op in reading)
+                signs = all(
+                    isinstance(op, ops.Relu | ops.LeakyRelu) or _tests_a_sign(op) for op in reading
+                )
                 bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
                 if forms is not None:
                     forms.tighten(i, bounds)
@@ -113,11 +117,13 @@ def relax(
     return found
 
 
-def _worthwhile(found: Relaxation, effort: Effort, mixed: int) -> bool:
-    """Return whether linear bounds of a node can be tighter than intervals."""
+def _worthwhile(found: Relaxation, effort: Effort, mixed: int, reader: ops.Op) -> bool:
+    """Return whether linear bounds of a node that `reader` reads can be tighter than intervals."""
     if isinstance(found.box, BallBox) and not found.lines:
         return mixed > 0  # intervals know nothing of the ball, with CROWN-IBP either
-    return effort.iterations is not None and (bool(found.lines) or mixed > 1)
+    # What has jumps is bounded by nothing else.
+    wanted = effort.iterations is not None or isinstance(reader, JUMPS)
+    return wanted and (bool(found.lines) or mixed > 1)
 
 
 def _mixed(graph: Graph) -> list[int]:
@@ -200,6 +206,8 @@ def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
     for op in readers:
         if isinstance(op, ops.Relu | ops.LeakyRelu):
             masks.append(unstable(bounds))
+        elif _tests_a_sign(op):
+            masks.append((bounds.lower <= 0) & (bounds.upper >= 0) & (bounds.lower < bounds.upper))
         elif isinstance(op, (*ACTIVATIONS, *BOXED, ops.Differences)) or _by_intervals(op):
             masks.append(bounds.lower < bounds.upper)
     if not masks:
@@ -210,6 +218,10 @@ def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
 def _many(node: Node) -> bool:
     """Return whether there are so many differences that those of bounds have to do."""
     return isinstance(node.op, ops.Differences) and math.prod(node.shape) > DIFFERENCES
+
+
+def _tests_a_sign(op: ops.Op) -> bool:
+    return isinstance(op, ops.Step) and op.kind in ("positive", "nonnegative")
 
 
 def _by_intervals(op: ops.Op) -> bool:

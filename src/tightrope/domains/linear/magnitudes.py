@@ -110,4 +110,7 @@ RULES: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Differences: lambda op, x: x.unsqueeze(-2) + x.unsqueeze(-1),
     ops.Softmax: lambda op, x: _reach(op, x),
     ops.Standardize: lambda op, x: torch.full_like(x, x.shape[-1] ** 0.5),
+    ops.Step: lambda op, x: x + 1,
+    ops.Where: lambda op, c, a, b: torch.maximum(a, b),
+    ops.ArgMax: lambda op, x: torch.full_like(x[..., 0], x.shape[-1]),
 }

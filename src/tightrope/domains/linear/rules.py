@@ -131,6 +131,8 @@ def backward(
         largest, work = max(largest, each), max(work, each * fan_in(node.op))
         pulled = RULES[type(node.op)](node.op, a, i, state)
         for j, b in zip(node.inputs, pulled, strict=True):
+            if b is None:
+                continue
             if j not in arrived:
                 arrived[j] = b
                 continue
@@ -327,20 +329,23 @@ def _others(op: ops.MaxPool, upper: Tensor, index: Tensor) -> Tensor:
     return best
 
 
-def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
-    """An operation without a rule of its own: constant bounds, whatever its inputs are."""
+def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[None, ...]:
+    """An operation without a rule of its own: constant bounds, whatever its inputs are.
+
+    Nothing is left of the coefficients, so that nothing is pulled through what lies before.
+    """
     lower, upper = state.boxes[i].corners
     state.add(a.like(a.values.clamp(min=0)), lower)
     state.add(a.like(a.values.clamp(max=0)), upper)
-    nodes = state.graph.nodes
-    blank = (a.values.new_zeros(len(a.values), *nodes[j].shape) for j in nodes[i].inputs)
-    return tuple(Coefficients(values, a.owner) for values in blank)
+    return (None,) * len(state.graph.nodes[i].inputs)
 
 
 # Operations for which `by_intervals` has to do.
-BY_INTERVALS: tuple[type[ops.Op], ...] = (ops.Softmax, ops.Standardize)
+BY_INTERVALS: tuple[type[ops.Op], ...] = (
+    *(ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax),
+)
 
-RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients, ...]]] = {
+RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients | None, ...]]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv,
     ops.ConvTranspose2d: spread.conv_transpose,

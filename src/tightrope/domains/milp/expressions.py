@@ -219,5 +219,5 @@ ENCODED = (ops.Relu, ops.LeakyRelu, ops.MaxPool)
 # No program has a rule for them: a network that holds one is refused.
 NOT_PIECEWISE_LINEAR = (
     *(ops.Sigmoid, ops.Tanh, ops.Function, ops.Mul, ops.MatMul),
-    *(ops.Differences, ops.Softmax, ops.Standardize),
+    *(ops.Differences, ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax),
 )

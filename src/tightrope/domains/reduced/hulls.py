@@ -24,6 +24,8 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
+from tightrope.deadline import check_time
+
 Floats = NDArray[np.float64]
 
 _EPS = float(np.finfo(np.float64).eps)
@@ -121,6 +123,7 @@ def hull_constraints(
     offsets = np.where(np.isfinite(offsets), np.minimum(offsets, box), box)
     parts = []
     for start in range(0, len(lower), chunk):
+        check_time()
         scaled, exponents = _scaled(offsets[start : start + chunk])
         for index, points in enumerate(_vertices(scaled)):
             group, scale = start + index, -exponents[index]

@@ -57,6 +57,9 @@ class Cuts:
     on_inputs: Tensor  # [G, U]
     constant: Tensor  # [G]
 
+    def __getitem__(self, index: Tensor) -> Cuts:
+        return Cuts(*(t[index] for t in vars(self).values()))
+
     def to(self, dtype: torch.dtype) -> Cuts:
         """Return the same in another precision."""
         return Cuts(*(t.to(dtype) for t in vars(self).values()))
@@ -96,6 +99,12 @@ class Bounder:
         self.peaks = network.lines.upper_intercept[None]
         biases = [layer.bias.to(outer) for layer in network.layers]
         self.bias = torch.cat(biases) if biases else self.constant
+
+    def with_cuts(self, cuts: Cuts) -> Bounder:
+        """Return a bounder of the same regions that knows multi-neuron constraints."""
+        other = Bounder(self.network, cuts)
+        other.chords, other.peaks = self.chords, self.peaks
+        return other
 
     def root(self, rows: Tensor) -> Subproblems:
         """Return the subproblems without splits, one per row."""

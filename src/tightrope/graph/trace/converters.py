@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.graph import ops
-from tightrope.graph.trace import elementwise, moves, reductions, shapes, smooth, windows
+from tightrope.graph.trace import elementwise, moves, reductions, shapes, smooth, steps, windows
 from tightrope.graph.values import Value, apply, refuse
 
 # --- affine layers --------------------------------------------------------------------------
@@ -79,11 +79,6 @@ def _pass(x: Any, *args: Any, **kwargs: Any) -> Any:
     return x
 
 
-def _to(x: Value, *target: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
-    """Hand a value through; that it keeps its type is checked for every operator."""
-    return x
-
-
 def _dropout(x: Value, p: float, train: bool) -> Any:
     refuse(train and p > 0, "its result is random, in evaluation mode, too")
     return x
@@ -111,8 +106,6 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.detach: _pass,
     aten.detach_: _pass,
     aten.alias: _pass,
-    aten.to: _to,
-    aten._to_copy: _to,
     aten._assert_tensor_metadata: lambda x, *args, **kwargs: None,
     aten.fill: _overwritten,
     aten.copy: _overwritten,
@@ -123,6 +116,7 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     **moves.CONVERTERS,
     **elementwise.CONVERTERS,
     **reductions.CONVERTERS,
+    **steps.CONVERTERS,
     **smooth.CONVERTERS,
 }
 

@@ -211,11 +211,6 @@ def _prelu(x: Value, slopes: Tensor) -> Any:
     return Composed(lambda make: composed.leaky(make, x.position, per_channel))
 
 
-def _threshold(x: Value, threshold: float, value: float) -> Any:
-    refuse(threshold != value, "a threshold with another value below it")
-    return _clamp(x, value)
-
-
 def _softshrink(x: Value, width: float = 0.5) -> Any:
     return Composed(lambda make: composed.soft_shrunk(make, x.position, constant(width)))
 
@@ -243,6 +238,5 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.abs: _abs,
     aten.leaky_relu: _leaky,
     aten.prelu: _prelu,
-    aten.threshold: _threshold,
     aten.softshrink: _softshrink,
 }

@@ -32,7 +32,8 @@ class Reference:
         values: dict[int, list[Tensor]] = {}
         for node, value in self.captured.values(x.clone()):
             if node in self.positions:
-                values.setdefault(self.positions[node], []).append(value)
+                shown = value if value.is_floating_point() else value.to(x.dtype)
+                values.setdefault(self.positions[node], []).append(shown)
         # The same kernels on the same batch: what was recorded is what runs.
         values.setdefault(self.output, []).append(self._run(x))
         alone = min(ALONE, len(x) - PAIR)

@@ -24,6 +24,7 @@ from tightrope.graph.trace import converters
 from tightrope.graph.trace.capture import Captured, capture, evaluating
 from tightrope.graph.trace.reference import Reference
 from tightrope.graph.trace.rehearsal import first_line, title
+from tightrope.graph.trace.steps import WHOLE
 from tightrope.graph.values import Apply, Composed, Computed, Unsupported, Value
 
 # Types in which some operators compute with more precise constants than others.
@@ -126,7 +127,8 @@ class _Builder:
                 f"it makes batches of shape {tuple(recorded.shape)} of samples of shape "
                 f"{value.shape}: the batch must stay the first dimension"
             )
-        if recorded.dtype != self.probe.dtype:
+        last = node is self.captured.result
+        if recorded.dtype != self.probe.dtype and (last or recorded.dtype not in WHOLE):
             raise NotImplementedError(f"its result is of type {recorded.dtype}")
 
     def _append(self, node: fx.Node, result: Any) -> Any:

@@ -42,6 +42,7 @@ class Value:
 
     position: int
     shape: Shape
+    kind: str = "f"  # of its type, as numpy names them: f(loat), i(nteger), b(oolean)
 
 
 Argument = Value | Array | None
@@ -176,7 +177,11 @@ class Builder:
         return Value(position, shape)
 
     def tensor(self, array: Array) -> Tensor:
-        """Return a constant as a tensor of its own, exactly as stored."""
+        """Return a constant as a tensor of its own, exactly as stored; integers as floats."""
+        if array.dtype.kind in "iub":
+            floats = array.astype("float32" if self.dtype == torch.float32 else "float64")
+            refuse(not np.array_equal(floats.astype(array.dtype), array), "very large integers")
+            array = floats
         tensor = torch.from_numpy(np.array(array, order="C"))
         # A sum of numbers is a number, or overflows: then they are looked at one by one.
         finite = tensor.numel() == 0 or bool(torch.isfinite(tensor.sum()))

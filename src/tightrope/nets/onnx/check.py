@@ -125,7 +125,10 @@ class Checker:
         for named, array in zip(self.names, rows[0], strict=True):
             _check_shape(named, array)
         columns = zip(*rows, strict=True)
-        return {n: torch.from_numpy(np.stack(c)) for n, c in zip(names, columns, strict=True)}
+        return {
+            n: onnx_runtime.as_floats(np.stack(c), self.reference.dtype)
+            for n, c in zip(names, columns, strict=True)
+        }
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:

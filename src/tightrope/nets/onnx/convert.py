@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tightrope.graph import Graph
 from tightrope.graph.values import refuse
 from tightrope.nets.messages import one_line, short
 from tightrope.nets.onnx import constants as onnx_constants
+from tightrope.nets.onnx import types
 from tightrope.nets.onnx.builder import Argument, Array, Builder, Call, Held, Value
 from tightrope.nets.onnx.operators import CONVERTERS
 from tightrope.nets.onnx.structure import SHAPES, Accepted, node_name, some
@@ -60,6 +62,8 @@ class _Conversion:
             result = _UNSUPPORTED
         # Of an operator with one result of ours, others in the file are not computed.
         several = result if isinstance(result, list) else [result]
+        kind = self._kind(node)
+        several = [replace(r, kind=kind) if isinstance(r, Value) else r for r in several]
         for name, found in zip(node.output, several, strict=False):
             self.results[name] = found
             if isinstance(found, Value) and name:
@@ -80,11 +84,22 @@ class _Conversion:
             if not any(isinstance(a, Value) for a in known):
                 return onnx_constants.compute(node, call, self.builder.sizes, self.version)
             self.builder.name = name
+            types.check(call)
             return CONVERTERS[node.op_type](self.builder, call)
         except (TypeError, ValueError, IndexError, AssertionError, KeyError) as error:
             if isinstance(error, UserError):
                 raise
             raise NotImplementedError(f"not understood ({one_line(error)})") from error
+
+    def _kind(self, node: Any) -> str:
+        """Return the kind of type that an operator's results have."""
+        given = [self.results.get(name) for name in node.input]
+        kinds = [
+            a.kind if isinstance(a, Value) else a.dtype.kind
+            for a in given
+            if isinstance(a, Value | np.ndarray)
+        ]
+        return types.result(node.op_type, _attributes(node), kinds)
 
     def _lookup(self, name: str) -> Argument | _Unsupported:
         if not name:

@@ -13,7 +13,7 @@ import torch
 
 from tightrope.graph import ops
 from tightrope.graph.values import refuse
-from tightrope.nets.onnx import bends, dimensions, enlarging, reductions
+from tightrope.nets.onnx import bends, dimensions, enlarging, reductions, steps
 from tightrope.nets.onnx import shapes as onnx_shapes
 from tightrope.nets.onnx import smooth as onnx_smooth
 from tightrope.nets.onnx import windows as onnx_windows
@@ -209,6 +209,7 @@ CONVERTERS: dict[str, Converter] = {
     **enlarging.CONVERTERS,
     **bends.CONVERTERS,
     **reductions.CONVERTERS,
+    **steps.CONVERTERS,
     **onnx_smooth.CONVERTERS,
     "Add": _add,
     "Sub": _sub,

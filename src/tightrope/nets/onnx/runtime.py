@@ -90,6 +90,17 @@ def compute_node(
     return compute(session(model, optimised=False), None, large)
 
 
+def as_floats(array: Array, dtype: torch.dtype) -> Tensor:
+    """Return an array as a tensor; whole numbers as floating-point ones, exactly."""
+    tensor = torch.from_numpy(array)
+    if tensor.is_floating_point():
+        return tensor
+    floats = tensor.to(dtype)
+    if not torch.equal(floats.to(torch.float64), tensor.to(torch.float64)):
+        raise UserError(f"the network computes integers that are no numbers of {dtype}")
+    return floats
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
     """A session of a network: names and shapes, with a batch of one, of its inputs, their type."""
@@ -118,7 +129,7 @@ class Network:
             )
             for feed in given
         ]
-        return torch.cat([torch.from_numpy(result) for result in results])
+        return torch.cat([as_floats(result, self.dtype) for result in results])
 
     def _batch(self, x: Tensor) -> dict[str, Array]:
         ((name, shape),) = self.inputs.items()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
 from tightrope.graph import ops
 from tightrope.graph.values import refuse
 from tightrope.nets.onnx import dimensions, moves
@@ -21,12 +19,6 @@ def _identity(build: Builder, call: Call) -> Value:
 def _dropout(build: Builder, call: Call) -> Value:
     training = call.constant(2)
     refuse(training is not None and bool(training), "training_mode")
-    return call.value()
-
-
-def _cast(build: Builder, call: Call) -> Value:
-    same = {torch.float32: 1, torch.float64: 11}[build.dtype]  # numbers of `onnx.TensorProto`
-    refuse(call.get("to", 0) != same, "a cast to another type")
     return call.value()
 
 
@@ -161,7 +153,6 @@ def _concat(build: Builder, call: Call) -> Value:
 CONVERTERS: dict[str, Converter] = {
     "Identity": _identity,
     "Dropout": _dropout,
-    "Cast": _cast,
     "Flatten": _flatten,
     "Reshape": _reshape,
     "Squeeze": _squeeze,
