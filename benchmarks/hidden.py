@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import tightrope as tr
-from tightrope.certification.names import SPLITS
+from tightrope.certification.names import CUTS, SPLITS
 from tightrope.certification.search.branching import RULES
 
 DEFAULT = "default"
@@ -40,6 +40,7 @@ def modes() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {DEFAULT: {}}
     found |= {f"split {split}": {"split": split} for split in SPLITS if split != "auto"}
     found |= {f"branching {rule}": {"branching": rule} for rule in RULES if rule != "intercept"}
+    found |= {f"cuts {choice}": {"cuts": choice} for choice in CUTS if choice != "auto"}
     return found
 
 
@@ -86,11 +87,19 @@ def decide(
 
 
 def answers(folder: Path, only: str, limits: dict[str, float]) -> Iterator[dict[str, Any]]:
-    """Yield the answer to each property in each mode; those that are known come first."""
+    """Yield the answer to each property in each mode; those that are known come first.
+
+    What stayed open is asked again if there is more time for it now.
+    """
     path = folder / "answers.jsonl"
     known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    yield from known
-    done = {(a["name"], a["number"], a["mode"]) for a in known}
+    done = {(a["name"], a["number"], a["mode"]): a for a in known}
+    done = {
+        key: a
+        for key, a in done.items()
+        if a["verdict"] != "unknown" or a["limit"] >= limits[key[2]]
+    }
+    yield from done.values()
     grown = {
         f"{name}-{seed}": network_of(name, folder, seed)
         for name, family in FAMILIES.items()
