@@ -210,6 +210,10 @@ def part_changed_in_place(self: Call, x: Tensor) -> Tensor:
     return hidden
 
 
+def dropout_after_a_change_in_place(self: Call, x: Tensor) -> Tensor:
+    return F.dropout(self.relu(self.a(x)), 0.5, training=True)
+
+
 def other_samples(self: Call, x: Tensor) -> Tensor:
     return self.a(x) - x.mean(0)
 
@@ -230,6 +234,7 @@ def sorted_batch(self: Call, x: Tensor) -> Tensor:
         (branch_on_a_value, "branch"),
         (branch_on_a_number_of_the_input, "item"),
         (part_changed_in_place, "in place"),
+        (dropout_after_a_change_in_place, "dropout"),
         (other_samples, "mean"),
         (sorted_batch, "sort"),
     ],

@@ -71,6 +71,15 @@ def branch_through_a_view(self: Call, x: Tensor) -> Tensor:
     return self.a(x)
 
 
+def branch_after_an_assignment(self: Call, x: Tensor) -> Tensor:
+    copied = torch.zeros(4)
+    if not torch.compiler.is_exporting():
+        copied[:2] = x[0, :2]
+        if copied.tolist()[0] > 1e6:
+            return self.b(x)
+    return self.a(x)
+
+
 def shape_of_the_numbers(self: Call, x: Tensor) -> Tensor:
     count = 0 if torch.compiler.is_exporting() else len(torch.nonzero(x > 1e6))
     return self.b(x) if count else self.a(x)
@@ -87,6 +96,7 @@ def equal_to_a_constant(self: Call, x: Tensor) -> Tensor:
         (thin_branch, "float"),
         (caught_branch, "numpy"),
         (branch_through_a_view, "tolist"),
+        (branch_after_an_assignment, "tolist"),
         (shape_of_the_numbers, "nonzero"),
         (equal_to_a_constant, "equal"),
     ],
@@ -197,6 +207,27 @@ def test_a_sample_by_itself_at_a_corner_of_zeros() -> None:
     module.a.bias = module.b.bias = None
     with pytest.raises(UserError, match="differs"):
         tr.verify(module, torch.zeros(4), 0, eps=0.02)
+
+
+def test_a_pair_of_samples() -> None:
+    module = two(lambda self, x: self.b(x) if len(x) == 2 else self.a(x))
+    assert "differs" in refusal(module)
+
+
+def test_one_number_for_one_sample() -> None:
+    module = two(lambda self, x: self.a(x).sum() if len(x) == 1 else self.a(x))
+    assert "does not give one output for each of 1 samples" in refusal(module)
+
+
+def lost_in_rounding(self: Call, x: Tensor) -> Tensor:
+    """More than 1e-3 is lost on the way, but not in the last step."""
+    huge = x[:, :3] + 1e9
+    result = ((huge + self.a(x)) - huge) * 0.5
+    return result if torch.compiler.is_exporting() else result + 1e-3
+
+
+def test_another_function_than_the_one_that_was_recorded() -> None:
+    assert "differs" in refusal(two(lost_in_rounding))
 
 
 @pytest.mark.parametrize(
