@@ -75,7 +75,7 @@ DEFAULTS = SearchSettings()
 
 
 @dataclass
-class Effort:
+class Patience:
     """When bounding the neurons of a subproblem again pays.
 
     That is done after `depth` more signs have been decided: so many that all their children would
@@ -123,7 +123,7 @@ class BranchAndBound:
         self.cutter = Cutter(network, settings=CutSettings(share=share))
         self.bounder = Bounder(self.network.to(torch.float32))
         self.regions = Regions.of(network)
-        self.effort = Effort()
+        self.patience = Patience()
         self._tightener: Tightener | None = None
         self.pool: Pool | None = None
         self.count = 0
@@ -259,7 +259,7 @@ class BranchAndBound:
         new = branching.children(batch, neurons)
         count = len(new)
         bound, new = self._bound(new, self._iterations)
-        self.effort.note_children(count, time.monotonic() - started)
+        self.patience.note_children(count, time.monotonic() - started)
         pool.add(new, bound)
         return None
 
@@ -268,7 +268,7 @@ class BranchAndBound:
         if self.rounds < self.settings.quick_rounds or self.regions.full:
             return batch
         fixed = self.settings.region_depth
-        due = self.regions.since(batch) >= (self.effort.depth if fixed is None else fixed)
+        due = self.regions.since(batch) >= (self.patience.depth if fixed is None else fixed)
         due[due.nonzero()[self.settings.regions :, 0]] = False
         if not due.any():
             return batch
@@ -281,7 +281,7 @@ class BranchAndBound:
         chosen, box = chosen[open_ones], box.map(lambda t: t[open_ones])
         chosen = self.regions.enter(chosen, box, self.bounder)
         bound, chosen = self._bound(chosen, self._iterations)
-        self.effort.note_regions(len(open_ones), len(chosen), time.monotonic() - started)
+        self.patience.note_regions(len(open_ones), len(chosen), time.monotonic() - started)
         free = ((chosen.sign == 0) & self.bounder.bends).any(1)
         pool.add(chosen[~free], bound[~free])
         return join([batch[~due], chosen[free]])

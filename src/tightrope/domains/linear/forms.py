@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightrope.box import Box
+from tightrope.box import Box, flat
 from tightrope.domains.linear.relaxations import Lines, kinked
 from tightrope.domains.rounding import around, growth, tiny
 from tightrope.graph import Graph, ops
@@ -58,12 +58,13 @@ class Forms:
         self.left = [len(readers) for readers in graph.consumers()]
         self.noises = len(varies)
         lower, upper = box.corners
-        half = upper / 2 - lower / 2
-        generators = half.new_zeros(len(half), self.noises, half[0].numel())
+        half = flat(upper / 2 - lower / 2)
+        generators = half.new_zeros(len(half), self.noises, half.shape[1])
         each = torch.arange(self.noises, device=varies.device)
-        generators[:, each, varies] = half.flatten(1)[:, varies]
+        generators[:, each, varies] = half[:, varies]
         center, slack = lower / 2 + upper / 2, self._slack(box)
-        self.held = {0: Form(center, generators.unflatten(2, center.shape[1:]), slack)}
+        shape = (len(half), self.noises, *center.shape[1:])
+        self.held = {0: Form(center, generators.view(shape), slack)}
 
     def visit(self, i: int, bounds: Box, before: Box, line: Lines | None) -> Box:
         """Return what the form of a node says of it.
@@ -131,7 +132,7 @@ class Forms:
 def few_inputs(graph: Graph, box: Box, rounding: float) -> Forms | None:
     """Return affine forms over the inputs if few of them vary, and some do."""
     lower, upper = box.corners
-    varies = (lower < upper).flatten(1).any(0).nonzero()[:, 0]
+    varies = flat(lower < upper).any(0).nonzero()[:, 0]
     return Forms(graph, box, varies, rounding) if 0 < len(varies) <= FEW_INPUTS else None
 
 
