@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import smoothly
+import steps_exactly
 import torch
 from torch import Tensor
 
@@ -107,6 +108,11 @@ def _conv(op: ops.Conv2d, x: Exact, *, dtype: torch.dtype) -> Exact:
 
 
 @np.vectorize(otypes=[object])
+def _conv_transpose(op: ops.ConvTranspose2d, x: Exact, *, dtype: torch.dtype) -> Exact:
+    bias = None if op.bias is None else fractions(op.bias)
+    return steps_exactly.conv_transpose(op, x, fractions(op.weight), bias)
+
+
 def _short(value: Fraction) -> Fraction:
     """Round to 200 significant bits, which leaves a power of two as the denominator."""
     shift = 200 - value.numerator.bit_length() + value.denominator.bit_length()
@@ -230,7 +236,7 @@ _EXACT: dict[type[ops.Op], Callable[..., Exact]] = {
     ops.Scale: _scale,
     ops.AvgPool: _avg_pool,
     ops.MaxPool: _max_pool,
-    ops.Reshape: lambda op, x, dtype: x.reshape(op.shape),
+    ops.Reshape: lambda op, x, dtype: steps_exactly.array(x).reshape(op.shape),
     ops.Permute: lambda op, x, dtype: x.transpose([d - 1 for d in op.dims[1:]]),
     ops.Pad: _pad,
     ops.Slice: lambda op, x, dtype: x[op.index],
@@ -242,4 +248,6 @@ _EXACT: dict[type[ops.Op], Callable[..., Exact]] = {
     ops.Sigmoid: lambda op, x, dtype: _short(_sigmoid(x)),
     ops.Tanh: lambda op, x, dtype: _short(_tanh(x)),
     **smoothly.EXACT,
+    **steps_exactly.EXACT,
+    ops.ConvTranspose2d: _conv_transpose,
 }
