@@ -108,11 +108,6 @@ def _conv(op: ops.Conv2d, x: Exact, *, dtype: torch.dtype) -> Exact:
 
 
 @np.vectorize(otypes=[object])
-def _conv_transpose(op: ops.ConvTranspose2d, x: Exact, *, dtype: torch.dtype) -> Exact:
-    bias = None if op.bias is None else fractions(op.bias)
-    return steps_exactly.conv_transpose(op, x, fractions(op.weight), bias)
-
-
 def _short(value: Fraction) -> Fraction:
     """Round to 200 significant bits, which leaves a power of two as the denominator."""
     shift = 200 - value.numerator.bit_length() + value.denominator.bit_length()
@@ -226,6 +221,11 @@ def _tanh(x: Fraction) -> Fraction:
         return x - x**3 / 3 + 2 * x**5 / 15
     power = _exponential(2 * x)
     return (power - 1) / (power + 1)
+
+
+def _conv_transpose(op: ops.ConvTranspose2d, x: Exact, *, dtype: torch.dtype) -> Exact:
+    bias = None if op.bias is None else fractions(op.bias)
+    return steps_exactly.conv_transpose(op, x, fractions(op.weight), bias)
 
 
 _EXACT: dict[type[ops.Op], Callable[..., Exact]] = {
