@@ -6,7 +6,7 @@ import pytest
 import torch
 from enclosures import OPERATIONS, STEPS, assert_inside, copies, hard_points
 from fuzzed import DOMAINS, Domain, Errors
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from networks import boxes, networks, points_in
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ RULES = {
     "magnitudes": magnitudes.RULES,
     "zonotope": zonotope.RULES,
 }
+GROWING = (ops.Mul, ops.MatMul, ops.Function, ops.Softmax, ops.Standardize)
+LARGE = 100.0
 STRICT = [name for name, domain in DOMAINS.items() if domain.strict is not None]
 WITH_MARGINS = [name for name, domain in DOMAINS.items() if domain.margins is not None]
 
@@ -52,6 +54,9 @@ def check(
     assert op in {type(node.op) for node in graph.nodes}
     batch = data.draw(st.sampled_from([2, 1]))
     box = data.draw(boxes(module.input_shape, batch=batch, dtype=dtype))
+    if not rounding and any(isinstance(node.op, GROWING) for node in graph.nodes):
+        # Plain arithmetic has no digits left where planes around products of huge numbers cancel.
+        assume(float(torch.maximum(box.lower.abs(), box.upper.abs()).max()) < LARGE)
     found = domain.draw(data)(graph, box, rounding)
     errors = domain.errors(graph, box, dtype)
     factor = domain.strict if rounding else domain.plain
