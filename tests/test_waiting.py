@@ -24,7 +24,8 @@ DECISIONS = {
 BENCHMARKS = sorted(
     path
     for path in (ROOT / "benchmarks").glob("*.py")
-    if "\nimport torch\n" in path.read_text(encoding="utf-8") and path.stem != "networks"
+    if "\nimport torch\n" in path.read_text(encoding="utf-8")
+    and path.stem not in ("networks", "planting")
 )
 PROCESSES = {
     "tightrope": [SCRIPT, "methods"],

@@ -109,4 +109,4 @@ def test_data_that_got_shorter_after_a_certification(commands: Commands, own_dat
     assert commands.run("certify", "run", "--steps", "2", cwd=own_data).code == 0
     write_npz(own_data / "data.npz", x_test=np.zeros((8, 4), np.float32), y_test=np.arange(8) % 2)
     with unchanged(own_data):
-        assert_refused(commands.run("certify", "run", "--steps", "2", cwd=own_data), "samples")
+        assert_refused(commands.run("certify", "run", "--steps", "2", cwd=own_data), "has changed")

@@ -51,8 +51,15 @@ def calls(w: Any, name: str, shape: tuple[int, ...]) -> list[str]:
     ]  # fmt: skip
     index = [w.integer(0, shape[dim - 1] - 1) for _ in range(3)]
     keep = w.choose("True", "False")
+    smooth = [
+        f"torch.softmax({name}, {dim})", f"F.layer_norm({name}, ({shape[-1]},))",
+        f"F.log_softmax({name}, {dim})",
+    ]  # fmt: skip
+    if len(shape) > 1:
+        smooth.append(f"{name} @ {name}.transpose(-1, -2)")
     return [
         *jumps,
+        *smooth,
         f"{name}.clamp(-0.4, 0.6)", f"{name}.abs()", f"torch.maximum({name}, {name}.flip({dim}))",
         f"torch.minimum({name}, {name}.roll(1, {dim}))", f"{name}.clamp_max(0.3)",
         f"{name}.amax({dim}, keepdim={keep})", f"{name}.amin({dim}, keepdim={keep})",

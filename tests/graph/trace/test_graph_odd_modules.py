@@ -267,10 +267,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "parameter changed": (lambda: module(parameter_changed), "'b.bias'"),
     "gradient inside": (lambda: module(gradient_inside), "cannot"),
     "random layer": (lambda: module(random_layer), "random"),
-    "condition": (
-        lambda: module(lambda s, x: torch.where(x.sum(1, keepdim=True) > 2, s.b(x), -s.b(x))),
-        "where",
-    ),
+    "scattered": (lambda: module(lambda s, x: s.b(x).cumprod(1)), "cumprod"),
     "vector weight": (vector_weight, "(4,)"),
     "number beyond float32": (lambda: module(lambda s, x: s.b(F.relu(x * -1e300))), "range"),
     "divisor below float32": (lambda: module(lambda s, x: s.b(F.relu(-x / 1e-300))), "range"),

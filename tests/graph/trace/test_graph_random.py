@@ -116,7 +116,8 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_random_modules(converted: Counter[str]) -> None:
     graphs, refused = examine_all(f"quick {i}" for i in range(150))
     assert refused.total() < 0.2 * (len(graphs) + refused.total()), refused
-    assert {type(node.op) for graph in graphs for node in graph.nodes} == set(ops.ALL_OPS)
+    seen = {type(node.op) for graph in graphs for node in graph.nodes}
+    assert seen == set(ops.ALL_OPS) - {ops.Differences}  # bounds make those of a softmax
     assert len(converted) > 35
 
 

@@ -318,12 +318,12 @@ def _batch_norm(c: _Condenser, op: ops.BatchNorm, values: list[_Value], shapes: 
 
 
 def _shift(c: _Condenser, op: ops.Shift, values: list[_Value], shapes: _Shapes) -> _Value:
-    offset = op.offset.double().expand(shapes[0]).flatten().numpy()
+    offset = op.offset.double().expand(1, *shapes[0]).flatten().numpy()
     return c.affine(_diagonal(np.ones(len(offset))), -offset if op.subtract else offset, values[0])
 
 
 def _scale(c: _Condenser, op: ops.Scale, values: list[_Value], shapes: _Shapes) -> _Value:
-    factor = op.factor.double().expand(shapes[0]).flatten().numpy()
+    factor = op.factor.double().expand(1, *shapes[0]).flatten().numpy()
     return c.affine(_diagonal(1 / factor if op.divide else factor), 0.0, values[0], extra=2)
 
 
