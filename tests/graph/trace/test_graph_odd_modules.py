@@ -153,6 +153,9 @@ class AlwaysTraining(nn.Dropout):
 
 
 TRACED: dict[str, Callable[[], nn.Module]] = {
+    "condition": lambda: module(
+        lambda s, x: torch.where(x.sum(1, keepdim=True) > 2, s.b(x), -s.b(x))
+    ),
     "tied weights": tied_weights,
     "strided weights": strided_weights,
     "channels last": channels_last,

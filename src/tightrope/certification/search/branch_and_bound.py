@@ -14,7 +14,6 @@ A search that goes on for long gets multi-neuron constraints (`cutting.py`).
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,21 +25,19 @@ from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.budget import fitting, rows_at_once
 from tightrope.certification.search import branching
 from tightrope.certification.search.cutting import ROUNDS, CutSettings, Cutter
+from tightrope.certification.search.patience import Patience
 from tightrope.certification.search.pool import Pool
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.reduced.leaves import solve_leaf
 from tightrope.domains.reduced.reduction import Reduced
-from tightrope.domains.reduced.regions import KEPT, Regions, Tightener
+from tightrope.domains.reduced.regions import KEPT, Regions, Tightener, work
 from tightrope.domains.reduced.replay import strict_bounds
 from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems, join
 
 # Points of the lowest bounds are tried in each of the first rounds, and every so many later.
 EAGER = 8
 TRIED = 64
-# Signs that are decided before neurons are bounded again for the first time; more of them after so
-# many regions of which fewer than a share were closed.
-FIRST_DEPTH = 8
-ENOUGH, FEW, EXTRA = 64, 0.05, 4
+MOST_WORK = 2e10  # operations that one region may take
 # Multi-neuron constraints are chosen by what so many subproblems of the lowest bounds need.
 CUT_FOR = 512
 
@@ -72,38 +69,6 @@ class SearchSettings:
 
 
 DEFAULTS = SearchSettings()
-
-
-@dataclass
-class Patience:
-    """When bounding the neurons of a subproblem again pays.
-
-    That is done after `depth` more signs have been decided: so many that all their children would
-    take as long, and more if it closes too little.
-    """
-
-    per_child: float = 0.0
-    per_region: float = 0.0
-    made: int = 0
-    closed: int = 0
-
-    @property
-    def depth(self) -> int:
-        """The number of signs."""
-        if not self.made or self.per_child <= 0:
-            return FIRST_DEPTH
-        least = math.ceil(math.log2(max(self.per_region / self.per_child, 2.0)))
-        fruitless = self.made >= ENOUGH and self.closed < FEW * self.made
-        return least + (EXTRA if fruitless else 0)
-
-    def note_children(self, count: int, seconds: float) -> None:
-        """Remember what a batch of children took."""
-        self.per_child = seconds / max(count, 1)
-
-    def note_regions(self, count: int, left: int, seconds: float) -> None:
-        """Remember what a batch of regions took, and how many of them are left."""
-        self.made, self.closed = self.made + count, self.closed + count - left
-        self.per_region = seconds / count
 
 
 class BranchAndBound:
@@ -268,8 +233,10 @@ class BranchAndBound:
         if self.rounds < self.settings.quick_rounds or self.regions.full:
             return batch
         fixed = self.settings.region_depth
+        if fixed is None and (work(self.network) > MOST_WORK or self.patience.spent):
+            return batch
         due = self.regions.since(batch) >= (self.patience.depth if fixed is None else fixed)
-        due[due.nonzero()[self.settings.regions :, 0]] = False
+        due[due.nonzero()[self.patience.most(self.settings.regions) :, 0]] = False
         if not due.any():
             return batch
         started = time.monotonic()

@@ -183,6 +183,12 @@ class Tightener:
         return torch.where(torch.isfinite(bound), bound, -torch.inf)
 
 
+def work(network: Reduced) -> float:
+    """Return how many operations bounding all neurons of a subproblem again takes, about."""
+    size, inputs = network.size, network.rows.outer.shape[1]
+    return 8.0 * ITERATIONS * size * size * (inputs + size / 2)
+
+
 def decided(sign: Tensor, box: Box) -> Tensor:
     """Return the splits of subproblems, and the signs that their bounds decide."""
     known = (box.lower >= 0).to(torch.int8) - (box.upper <= 0).to(torch.int8)
