@@ -64,6 +64,7 @@ class SearchSettings:
     # (None: when it pays).
     regions: int = 128
     region_depth: int | None = None
+    region_count: int = 3000  # subproblems that come before
     cuts: str = "auto"  # or off, or on: when multi-neuron constraints are chosen
     memory: int = 2 << 30
 
@@ -230,7 +231,7 @@ class BranchAndBound:
 
     def _tightened(self, pool: Pool, batch: Subproblems) -> Subproblems:
         """Bound the neurons of deep subproblems again; return what is left to be split."""
-        if self.rounds < self.settings.quick_rounds or self.regions.full:
+        if self.regions.full or self.count < self.settings.region_count:
             return batch
         fixed = self.settings.region_depth
         if fixed is None and (work(self.network) > MOST_WORK or self.patience.spent):
