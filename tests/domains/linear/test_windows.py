@@ -16,7 +16,17 @@ from tightrope.graph import Graph, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+
+class Normalized(nn.Module):
+    """Shifts each channel, and divides it: what coefficients do not have is not divided by."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.tensor([0.3, 2.0], dtype=x.dtype).view(2, 1, 1)
+        return (x - 0.1307) / scale
+
+
 CHAINS = {
+    "division": [Normalized(), nn.Conv2d(2, 3, 3, 1, 1), nn.ReLU(), nn.Conv2d(3, 2, 3, 2, 1)],
     "stride": [nn.Conv2d(2, 3, 3, 2, 1), nn.ReLU(), nn.Conv2d(3, 2, 2, 2)],
     "dilation": [nn.Conv2d(2, 3, 3, 1, 2, dilation=2), nn.ReLU(), nn.Conv2d(3, 2, 3)],
     "groups": [nn.Conv2d(2, 4, 3, 1, 1, groups=2), nn.ReLU(), nn.Conv2d(4, 4, 3, 1, 1, groups=4)],

@@ -42,7 +42,7 @@ class Coefficients:
         owners = (numbers if self.owner is None else self.owner).split(size)
         return [Coefficients(v, o) for v, o in zip(values, owners, strict=True)]
 
-    def take(self, field: Tensor) -> Tensor:
+    def take(self, field: Tensor, *, outside: float = 0.0) -> Tensor:
         """Return a quantity held per batch element, [batch, *shape], as each row sees it."""
         return field if self.owner is None or len(field) == 1 else field[self.owner]
 
@@ -85,14 +85,18 @@ class Windows(Coefficients):
     origin: Tensor
     size: tuple[int, int]
 
-    def take(self, field: Tensor) -> Tensor:
-        """Return a quantity held per batch element as each row's window sees it; zero outside."""
+    def take(self, field: Tensor, *, outside: float = 0.0) -> Tensor:
+        """Return a quantity held per batch element as each row's window sees it.
+
+        Outside of the map, where coefficients are zero, it is what is asked for.
+        """
         height, width = self.values.shape[2:]
         # Windows that stick out lie within a frame; a window is then a view of the framed field.
         low, high = (int(t) for t in self.origin.aminmax())
         before = max(0, -low)
         after = max(0, high + max(height, width) - min(self.size))
-        framed = F.pad(field.expand(-1, -1, *self.size), (before, after, before, after))
+        frame = (before, after, before, after)
+        framed = F.pad(field.expand(-1, -1, *self.size), frame, value=outside)
         views = framed.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5)
         row, column = (self.origin + before).unbind(1)
         if len(field) == 1:

@@ -199,7 +199,8 @@ def _shift(op: ops.Shift, a: Coefficients, i: int, state: Pass) -> tuple[Coeffic
 
 
 def _scale(op: ops.Scale, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
-    factor = a.take(op.factor.to(a.values.dtype).expand(1, *state.graph.nodes[i].shape))
+    factor = op.factor.to(a.values.dtype).expand(1, *state.graph.nodes[i].shape)
+    factor = a.take(factor, outside=1.0)  # it may be divided by
     state.charge(a, i, 1)
     return (a.like(a.values / factor if op.divide else a.values * factor),)
 
