@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import random_copies
+import random_smooth
 import torch
 from random_modules import MASKS, Shape, Writer
 from torch import Tensor, nn
@@ -105,7 +106,7 @@ _LAYERS: tuple[tuple[Callable[..., nn.Module], Callable[[Shape], bool], int], ..
     (_avg_pool, _image, 3),
     (_activation, lambda shape: True, 5),
     (_rearranging, lambda shape: len(shape) >= 1, 2),
-    (random_copies.transposed, lambda shape: _image(shape) or len(shape) == 2, 2),
+    (random_copies.transposed, lambda shape: _image(shape) or len(shape) == 2, 4),
     (random_copies.of_lines, lambda shape: len(shape) == 2, 3),
     (random_copies.bends, lambda shape: len(shape) >= 1, 2),
 )
@@ -328,13 +329,11 @@ def unsupported(w: Writer) -> None:
     expression = w.choose(
         f"torch.add({name}, {other}, alpha=2)",
         f"{name} - {name}.mean(0)",
-        f"{name} * {other}",
-        f"{name}.exp()",
-        f"F.gelu({name})",
         f"{name} + {name}[:1]",
-        f"{name}.flip(1)",
-        f"torch.where({name} > 0, {name}, {other})",
-        f"{name}.clamp(0, 1)",
+        f"torch.cumsum({name}, -1)",
+        f"{name}.sort(-1)[0]",
+        f"{name} ** {other}",
+        f"torch.atan2({name}, {other})",
     )
     w.assign(expression)
 
@@ -344,6 +343,7 @@ KINDS: tuple[tuple[Callable[[Writer], None], int], ...] = (
     (arithmetic, 4),
     (merge, 4),
     (function, 4),
+    (random_smooth.smooth, 4),
     (view, 4),
     (pad, 1),
     (change, 4),

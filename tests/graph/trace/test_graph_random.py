@@ -20,7 +20,7 @@ from used_numbers import in_float64
 from tightrope.box import Box
 from tightrope.errors import UserError
 from tightrope.graph import Graph, ops, trace
-from tightrope.graph.trace import elementwise, moves, reductions, windows
+from tightrope.graph.trace import elementwise, moves, reductions, smooth, windows
 from tightrope.graph.trace.tracing import converters
 
 pytestmark = [
@@ -36,13 +36,15 @@ REFUSED = {
 RARE = {
     *("_to_copy", "_unsafe_view", "feature_alpha_dropout", "alpha_dropout", "constant_pad_nd"),
     *("contiguous", "detach_"),
-    # Each of these has cases of its own in test_graph_layers.py.
+    # Each of these has cases of its own in test_graph_layers.py or test_graph_trace_smooth.py.
     *(
         str(op).removeprefix("aten.")
-        for room in (moves, windows, reductions, elementwise)
+        for room in (moves, windows, reductions, elementwise, smooth)
         for op in room.CONVERTERS
     ),
 }
+
+TRACED = set(ops.ALL_OPS) - {ops.Differences}  # bounds make those of a softmax
 
 
 def fresh_points(module: Written, seed: str) -> Tensor:
@@ -83,6 +85,11 @@ def examine(seed: str) -> Graph | str:
     return graph
 
 
+def operations(graphs: Iterable[Graph]) -> set[type[ops.Op]]:
+    """Return the kinds of operations that occur in any of the graphs."""
+    return {type(node.op) for graph in graphs for node in graph.nodes}
+
+
 def examine_all(seeds: Iterable[str]) -> tuple[list[Graph], Counter[str]]:
     graphs, refused = [], Counter[str]()
     for seed in seeds:
@@ -116,8 +123,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_random_modules(converted: Counter[str]) -> None:
     graphs, refused = examine_all(f"quick {i}" for i in range(150))
     assert refused.total() < 0.2 * (len(graphs) + refused.total()), refused
-    seen = {type(node.op) for graph in graphs for node in graph.nodes}
-    assert seen == set(ops.ALL_OPS) - {ops.Differences}  # bounds make those of a softmax
+    assert operations(graphs) == TRACED
     assert len(converted) > 35
 
 
@@ -127,6 +133,6 @@ def test_ten_thousand_random_modules(part: int, converted: Counter[str]) -> None
     graphs, refused = examine_all(f"slow {part} {i}" for i in range(500))
     print(f"part {part}: {len(graphs)} traced, {refused.total()} refused", refused.most_common())
     assert refused.total() < 0.2 * 500, refused
-    assert {type(node.op) for graph in graphs for node in graph.nodes} == set(ops.ALL_OPS)
+    assert operations(graphs) == TRACED
     known = {str(operator).removeprefix("aten.") for operator in converters.CONVERTERS}
     assert known - set(converted) <= REFUSED | RARE
