@@ -23,6 +23,7 @@ from tightrope.certification.search.inputs import (
     splits_inputs,
 )
 from tightrope.certification.search.on_graph import GraphSearch
+from tightrope.certification.search.on_pieces import PieceSearch
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.linear.bounded import MEMORY, Relaxation, relaxed
@@ -32,7 +33,6 @@ from tightrope.domains.linear.crown import (
     CROWN,
     CROWN_IBP,
     Effort,
-    best_bounds,
     reduction_bytes,
     reduction_fits,
     relax,
@@ -82,10 +82,10 @@ def _root(subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Ch
         opened.search = input_search(subject, problem, opened.nodes)
         return opened.search.begin()
     relaxation = bound_nodes(subject, opened)
-    if not reducible(relaxation.graph):
-        worst = worst_row(unsafe, best_bounds(relaxation, unsafe.matrix))
-        return proof(worst)
     refuter = problem.refuter(subject)
+    if not reducible(relaxation.graph):
+        opened.search = PieceSearch(relaxation, unsafe, refuter)
+        return opened.search.begin(deadline)
     if reduction_fits(relaxation):
         network = reduce(relaxation, unsafe.matrix, unsafe.offset)
         settings = SearchSettings(branching=choices.branching, cuts=choices.cuts)
@@ -152,13 +152,14 @@ def branch_and_bound(
             return found
         other = branch_and_bound(subject, opened, deadline, replace(choices, split="relu"))
         return replace(other, subproblems=found.subproblems + other.subproblems)
-    if search is not None:
-        found = _run(search, deadline)
-        if isinstance(search, InputSearch):
-            return found
-        instead = _instead(search) if isinstance(search, GraphSearch) else ""
-        return replace(found, details=f"{found.details}{_widest(subject, opened)}{instead}")
-    return _attack_on(subject, opened, deadline)
+    assert search is not None
+    found = _run(search, deadline)
+    if isinstance(search, InputSearch):
+        return found
+    if isinstance(search, PieceSearch):
+        return _attack_on(subject, opened, deadline, found)
+    instead = _instead(search) if isinstance(search, GraphSearch) else ""
+    return replace(found, details=f"{found.details}{_widest(subject, opened)}{instead}")
 
 
 def _run(search: BranchAndBound | InputSearch | GraphSearch, deadline: Deadline) -> Answer:
@@ -184,18 +185,18 @@ def _widest(subject: Subject, opened: OpenProblem) -> str:
     return f", widest layer {widest!r} with {counts.get(widest, 0)} unstable neurons"
 
 
-def _attack_on(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
-    """Attack what has other bends than ReLUs: there is nothing else to be done about it."""
-    cause, refuter = Cause.NO_BRANCHING, opened.problem.refuter(subject)
+def _attack_on(
+    subject: Subject, opened: OpenProblem, deadline: Deadline, found: Answer
+) -> Answer:
+    """Attack what a search left open although there was time: nothing was left to be cut."""
+    refuter = opened.problem.refuter(subject)
     for _ in range(LAST_ATTACKS):
-        if deadline.left <= 0:
-            cause = Cause.TIME
-            break
+        if found or deadline.left <= 0:
+            return found
         point = refuter.search(steps=LAST_STEPS, restarts=1, deadline=deadline)
         if point is not None:
-            return falsified(point)
-    known = "" if opened.bound is None else f", lowest bound {opened.bound:.4g}"
-    return undecided(cause, f"not a ReLU network{known}")
+            return falsified(point, found.subproblems)
+    return found
 
 
 def mixed_integer_program(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -23,12 +24,15 @@ def transposed(w: Any, shape: tuple[int, ...]) -> nn.Module:
 def of_lines(w: Any, shape: tuple[int, ...]) -> nn.Module:
     """A layer of samples [channels, length]."""
     kernel = min(shape[-1], w.integer(1, 3))
+    # Shares of other sizes are numbers that float32 and float64 round differently.
+    double = w.dtype == torch.float64
+    enlarged = {"size": shape[-1] + 2} if double else {"scale_factor": 2.0}
     return w.choose(
         nn.Conv1d(shape[0], w.integer(1, 3), kernel, w.integer(1, 2), w.choose(0, 1)).double(),
         nn.MaxPool1d(kernel, w.integer(1, 2), padding=kernel // 2, ceil_mode=w.chance(0.4)),
         nn.AvgPool1d(kernel, w.integer(1, 2), ceil_mode=w.chance(0.4)),
         nn.AdaptiveAvgPool1d(w.integer(1, shape[-1])), nn.ReplicationPad1d((1, 2)),
-        nn.Upsample(scale_factor=2), nn.Upsample(size=shape[-1] + 2, mode="linear"),
+        nn.Upsample(scale_factor=2), nn.Upsample(**enlarged, mode="linear"),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from used_numbers import in_float64
 from tightrope.box import Box
 from tightrope.errors import UserError
 from tightrope.graph import Graph, ops, trace
-from tightrope.graph.trace import elementwise, moves, reductions, smooth, windows
+from tightrope.graph.trace import elementwise, moves, reductions, smooth, steps, windows
 from tightrope.graph.trace.tracing import converters
 
 pytestmark = [
@@ -36,10 +36,10 @@ REFUSED = {
 RARE = {
     *("_to_copy", "_unsafe_view", "feature_alpha_dropout", "alpha_dropout", "constant_pad_nd"),
     *("contiguous", "detach_"),
-    # Each of these has cases of its own in test_graph_layers.py or test_graph_trace_smooth.py.
+    # Each of these has cases of its own in the tests of layers, of steps or of smooth functions.
     *(
         str(op).removeprefix("aten.")
-        for room in (moves, windows, reductions, elementwise, smooth)
+        for room in (moves, windows, reductions, elementwise, smooth, steps)
         for op in room.CONVERTERS
     ),
 }

@@ -68,17 +68,22 @@ class GraphSearch:
         soon = Deadline.after(SHARE * deadline.left)
         root = find_root(self.relaxation, self.unsafe, deadline=soon, settings=self.settings.root)
         self.bounder, self.relaxation = root.bounder, root.bounder.relaxation
-        self.count += len(root.bounds)
-        best = root.bounds.new_full((int(self.group.max()) + 1,), -torch.inf)
-        best = best.scatter_reduce(0, self.group, root.bounds, "amax")[self.group]
-        proved = best[best > 0]
-        self.lowest = float(proved.min()) if len(proved) else self.lowest
+        worst = self._worst_group(root.bounds)
         self.pool = OpenBranches(root.problems, memory=fitting(self.settings.slopes))
         bound = root.bounds[root.open].clamp(max=0.0)
         self.pool.add(root.problems, bound, self._candidates(root.costs))
         if not len(self.pool):
             return verified(self.lowest, self.count)
-        return undecided(bound=float(best.min()), subproblems=self.count)
+        return undecided(bound=worst, subproblems=self.count)
+
+    def _worst_group(self, bounds: Tensor) -> float:
+        """Count the bounds of all rows; return the lowest one among the best of each group."""
+        self.count += len(bounds)
+        best = bounds.new_full((int(self.group.max()) + 1,), -torch.inf)
+        best = best.scatter_reduce(0, self.group, bounds, "amax")[self.group]
+        proved = best[best > 0]
+        self.lowest = float(proved.min()) if len(proved) else self.lowest
+        return float(best.min())
 
     def run(self, end: float) -> Answer:
         """Search until everything is decided or `time.monotonic()` passes the end."""

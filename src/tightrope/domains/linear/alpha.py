@@ -11,6 +11,8 @@ networks with too many unstable neurons to be reduced.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ from tightrope.domains.linear.ascent import Ascent, Parameter
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.pulled import Form
-from tightrope.domains.linear.relaxations import free_slopes
+from tightrope.domains.linear.relaxations import Lines, free_slopes
 from tightrope.domains.reduced.reduction import Reduced
 from tightrope.domains.reduced.replay import strict_bounds
 from tightrope.domains.reduced.splits import Bounder, Subproblems, join
@@ -117,10 +119,19 @@ def select_rows(rows: Coefficients, index: Tensor) -> Coefficients:
 
 
 def forward(
-    relaxation: Relaxation, target: int, form: Form, slopes: dict[int, Tensor]
+    relaxation: Relaxation,
+    target: int,
+    form: Form,
+    slopes: Mapping[int, Tensor],
+    *,
+    lines: Mapping[int, Lines] | None = None,
 ) -> dict[int, Tensor]:
-    """Push each row's minimiser forward through the lines it uses; return what activations see."""
+    """Push each row's minimiser forward through the lines it uses; return what activations see.
+
+    `lines` are those that were used if they are not the relaxation's own.
+    """
     graph = relaxation.graph
+    lines = relaxation.lines if lines is None else lines
     before = ancestors(graph, target)
     values: dict[int, Tensor] = {0: form.minimizer(relaxation.box)}
     seen: dict[int, Tensor] = {}
@@ -132,7 +143,7 @@ def forward(
                 break
             values[i] = POINT_RULES[type(node.op)](node.op, *inputs)
             continue
-        line, a, h = relaxation.lines[i], form.passed[i], inputs[0]
+        line, a, h = lines[i], form.passed[i], inputs[0]
         lower_slope = a.take(line.lower_slope)
         if i in slopes:
             lower_slope = torch.where(a.take(line.upper_intercept > 0), slopes[i], lower_slope)

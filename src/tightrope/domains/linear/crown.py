@@ -153,6 +153,17 @@ def best_bounds(
         return alpha_bounds(
             network, iterations=effort.iterations, rate=effort.rate, threshold=threshold
         )[0]
+    return optimized_rows(relaxation, matrix, effort=effort, threshold=threshold)[0]
+
+
+def optimized_rows(
+    relaxation: Relaxation, matrix: Tensor, *, effort: Effort = ALPHA, threshold: float = 0.0
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return lower bounds of `matrix @ output`, for batch size 1, and the slopes behind them.
+
+    This goes through the network itself, whatever it is made of.
+    """
+    assert effort.iterations
     rows = Coefficients(matrix.view(len(matrix), *relaxation.graph.output_shape), None)
     slopes = optimize_slopes(
         relaxation.rough,
@@ -166,7 +177,7 @@ def best_bounds(
     bounds = relaxation.lower(relaxation.output, rows, slopes=exact)
     # The rows may have been rounded to float64.
     output = largest(relaxation.boxes[relaxation.output])
-    return bounds - 4 * relaxation.rounding * (matrix.abs() @ output.flatten())
+    return bounds - 4 * relaxation.rounding * (matrix.abs() @ output.flatten()), exact
 
 
 def reduction_fits(relaxation: Relaxation, memory: int = MEMORY) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tightrope.domains.linear.rules import Pass
 
 
-def pull_function(op: ops.Function, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients]:
+def pull_function(op: ops.Function, a: Coefficients, i: int, state: Pass) -> Coefficients:
     """Pull coefficients back through the lines of a function."""
     state.passed[i] = a
     line = state.lines[i]
@@ -40,7 +40,7 @@ def pull_function(op: ops.Function, a: Coefficients, i: int, state: Pass) -> tup
         state.lose(found[0][1] - found[1][1], growth(a.values[0].numel(), state.rounding))
         state.lose(found[0][2] - found[1][2], 4 * state.rounding)
     values = above.values.mul_(a.take(slope[0])).add_(below.values.mul_(a.take(slope[1])))
-    return (a.like(values),)
+    return a.like(values)
 
 
 def _bounded(part: Coefficients, intercept: Tensor, state: Pass) -> Tensor:

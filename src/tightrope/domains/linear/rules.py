@@ -263,6 +263,8 @@ def pull_activation(
 
     `slopes` replaces lower slopes through the origin, per row, where neurons are unstable.
     """
+    if isinstance(op, ops.Function):
+        return pull_function(op, a, i, state)
     state.passed[i] = a
     line, before = state.lines[i], state.graph.nodes[i].inputs[0]
     lower_slope = a.take(line.lower_slope)
@@ -319,7 +321,7 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients | None, ...]]] = {
     ops.LeakyRelu: _activation,
     ops.Sigmoid: _activation,
     ops.Tanh: _activation,
-    ops.Function: pull_function,
+    ops.Function: _activation,
     **dict.fromkeys((ops.Mul, ops.MatMul), pull_product),
     ops.Differences: pull_differences,
     **dict.fromkeys(BY_INTERVALS, by_intervals),

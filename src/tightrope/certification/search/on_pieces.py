@@ -1,0 +1,135 @@
+"""Branch and bound over parts of the intervals that activations see, whatever their kind.
+
+The way for networks with other bends than ReLUs and more inputs than can be cut. The search is that
+of `tightrope.certification.search.on_graph`; a subproblem is split where the lines of an
+activation cost its bound most (`tightrope.domains.pieces`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tightrope.answer import Answer, undecided, verified
+from tightrope.certification.properties import Unsafe
+from tightrope.certification.search.branch_and_bound import Refute
+from tightrope.certification.search.on_graph import GraphSearch, GraphSettings
+from tightrope.certification.search.roots import open_rows
+from tightrope.deadline import Deadline, OutOfTimeError
+from tightrope.domains.linear.bounded import Relaxation
+from tightrope.domains.linear.crown import optimized_rows
+from tightrope.domains.pieces.bounder import PieceBounder
+from tightrope.domains.pieces.subproblems import Cuts, Pieces, join, whole
+
+DEFAULTS = GraphSettings(batch=128, iterations=3)
+
+
+@dataclass(order=True, frozen=True)
+class _Entry:
+    """One subproblem; `number` makes ties first come, first served."""
+
+    bound: float
+    number: int
+    problem: Pieces = field(compare=False)
+    where: Cuts = field(compare=False)
+
+
+class OpenPieces:
+    """A heap of open subproblems with their bounds and where they are to be cut."""
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+        self.count = 0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def lowest(self) -> float:
+        """The lowest bound."""
+        return self.entries[0].bound
+
+    def add(self, problems: Pieces, bound: Tensor, where: Cuts) -> None:
+        """Put subproblems in."""
+        for i, value in enumerate(bound.tolist()):
+            self.count += 1
+            one = slice(i, i + 1)
+            heapq.heappush(self.entries, _Entry(value, self.count, problems[one], where[one]))
+
+    def take(self, most: int) -> tuple[Pieces, Tensor, Cuts]:
+        """Take out those with the lowest bounds."""
+        count = min(most, len(self.entries))
+        return _unpack([heapq.heappop(self.entries) for _ in range(count)])
+
+    def peek(self, most: int) -> Pieces:
+        """Return those with the lowest bounds, leaving them in."""
+        return _unpack(heapq.nsmallest(most, self.entries))[0]
+
+
+def _unpack(entries: list[_Entry]) -> tuple[Pieces, Tensor, Cuts]:
+    problems = join([entry.problem for entry in entries])
+    bound = torch.tensor([entry.bound for entry in entries], device=problems.row.device)
+    cuts = [vars(entry.where) for entry in entries]
+    return problems, bound, Cuts(**{k: torch.cat([c[k] for c in cuts]) for k in cuts[0]})
+
+
+class PieceSearch(GraphSearch):
+    """The search for one property on one box, given strict bounds of any network's neurons."""
+
+    def __init__(
+        self,
+        relaxation: Relaxation,
+        unsafe: Unsafe,
+        refute: Refute,
+        *,
+        settings: GraphSettings = DEFAULTS,
+    ) -> None:
+        super().__init__(relaxation, unsafe, refute, settings=settings)
+        self.pool: OpenPieces | None = None
+
+    def begin(self, deadline: Deadline) -> Answer:
+        """Bound all rows without cuts; each open group goes on with its best row."""
+        bounds, slopes = optimized_rows(self.relaxation, self.unsafe.matrix)
+        bounds = torch.where(torch.isfinite(bounds), bounds, -torch.inf)
+        # Rounding is to the nearest, so one step down is below the exact sum.
+        bounds = torch.nextafter(bounds + self.unsafe.offset, bounds.new_tensor(-torch.inf))
+        worst = self._worst_group(bounds)
+        self.bounder = PieceBounder(
+            self.relaxation, self.unsafe.matrix, self.unsafe.offset, slopes
+        )
+        left = open_rows(bounds, self.group)
+        self.pool = OpenPieces()
+        if not len(left):
+            return verified(self.lowest, self.count)
+        roots = whole(left)
+        _, _, where = self.bounder.improve(roots, iterations=0)
+        self.pool.add(roots, bounds[left].clamp(max=0.0), where)
+        return undecided(bound=worst, subproblems=self.count)
+
+    def _round(self, pool: OpenPieces) -> Tensor | None:
+        """Cut and bound one batch; return a counterexample if one is met."""
+        batch, before, where = pool.take(self.settings.batch)
+        done = where.node == 0
+        try:
+            point = self._leaves(batch[done]) if done.any() else None
+            if point is None and not done.all():
+                self._cut(pool, batch[~done], before[~done], where[~done])
+            return point
+        except OutOfTimeError:
+            pool.add(batch, before, where)
+            raise
+
+    def _cut(self, pool: OpenPieces, batch: Pieces, before: Tensor, where: Cuts) -> None:
+        """Cut each subproblem in two and bound both."""
+        parts = join([batch.cut(where, 1), batch.cut(where, -1)])
+        bound, parts, next_cuts = self.bounder.improve(
+            parts, iterations=self.settings.iterations, beta_rate=self.settings.beta_rate
+        )
+        still = ~self._prove(bound, parts)
+        self.count += len(parts)
+        # What held for the whole holds for its parts.
+        bound = torch.maximum(bound, before.repeat(2).to(bound))
+        pool.add(parts[still], bound[still], next_cuts[still])
