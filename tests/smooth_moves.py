@@ -112,8 +112,19 @@ MOVES: dict[type[ops.Op], Callable[[Any], None]] = {
     ops.Standardize: standardize,
 }
 
+# How steep functions are on what generated networks give them, but for powers: those grow.
+STEEPEST = {"exp": 24.0}
+
+
+def _function_magnitude(op: ops.Function, s: Tensor) -> Tensor:
+    """An error of the argument grows with the derivative; its own is one of the value."""
+    if op.name == "power" and op.parameters[0] > 1:
+        return 4 + 4 * op.parameters[0] * torch.maximum(s, torch.ones_like(s)) ** op.parameters[0]
+    return STEEPEST.get(op.name, 8.0) * s + 4
+
+
 MAGNITUDES: dict[type[ops.Op], Callable[..., Tensor]] = {
-    ops.Function: lambda op, s: 4 * s + 4,
+    ops.Function: _function_magnitude,
     ops.Mul: lambda op, a, b: 2 * a * b,
     ops.MatMul: lambda op, a, b: 2 * (a @ b),
     ops.Differences: lambda op, s: s.unsqueeze(-2) + s.unsqueeze(-1),

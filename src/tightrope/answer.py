@@ -30,7 +30,6 @@ class Cause(StrEnum):
 
     TIME = "time"
     MEMORY = "memory"
-    NO_BRANCHING = "no branching"
     NO_ENCODING = "no encoding"
     TOLERANCE = "within the solver's tolerances"
     ROUNDING = "rounding"

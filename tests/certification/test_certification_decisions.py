@@ -203,7 +203,7 @@ def test_what_is_open_has_no_bound() -> None:
     assert not answer and answer.bound is None
 
 
-def test_other_bends_than_relus_are_not_searched() -> None:
+def test_other_bends_are_not_taken_for_relus() -> None:
     """tanh taken for a ReLU would be proved nonnegative."""
     module = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 1)).double()
     with torch.no_grad():
@@ -216,8 +216,8 @@ def test_other_bends_than_relus_are_not_searched() -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
     unsafe = Unsafe(one, 0 * one[0], torch.zeros(1).long())
     problem = Problem(box, box, unsafe, lambda point: False)
-    answer = complete.branch_and_bound(subject, OpenProblem(problem), Deadline.after(10.0), RELUS)
-    assert not answer and answer.reason.startswith("no branching: not a ReLU network")
+    answer = complete.branch_and_bound(subject, OpenProblem(problem), Deadline.after(2.0), RELUS)
+    assert not answer and answer.subproblems > 1
 
 
 # --- mixed-integer programs -----------------------------------------------------------------------

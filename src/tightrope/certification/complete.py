@@ -84,8 +84,8 @@ def _root(subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Ch
     relaxation = bound_nodes(subject, opened)
     refuter = problem.refuter(subject)
     if not reducible(relaxation.graph):
-        opened.search = PieceSearch(relaxation, unsafe, refuter)
-        return opened.search.begin(deadline)
+        pieces = opened.search = PieceSearch(relaxation, unsafe, refuter)
+        return pieces.begin(deadline)
     if reduction_fits(relaxation):
         network = reduce(relaxation, unsafe.matrix, unsafe.offset)
         settings = SearchSettings(branching=choices.branching, cuts=choices.cuts)
@@ -162,7 +162,9 @@ def branch_and_bound(
     return replace(found, details=f"{found.details}{_widest(subject, opened)}{instead}")
 
 
-def _run(search: BranchAndBound | InputSearch | GraphSearch, deadline: Deadline) -> Answer:
+def _run(
+    search: BranchAndBound | InputSearch | GraphSearch | PieceSearch, deadline: Deadline
+) -> Answer:
     with until(Deadline()):  # it looks at the clock itself, and says how far it came
         return search.run(deadline.end)
 
@@ -185,9 +187,7 @@ def _widest(subject: Subject, opened: OpenProblem) -> str:
     return f", widest layer {widest!r} with {counts.get(widest, 0)} unstable neurons"
 
 
-def _attack_on(
-    subject: Subject, opened: OpenProblem, deadline: Deadline, found: Answer
-) -> Answer:
+def _attack_on(subject: Subject, opened: OpenProblem, deadline: Deadline, found: Answer) -> Answer:
     """Attack what a search left open although there was time: nothing was left to be cut."""
     refuter = opened.problem.refuter(subject)
     for _ in range(LAST_ATTACKS):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tightrope.certification.search.branch_and_bound import BranchAndBound
     from tightrope.certification.search.inputs import InputSearch
     from tightrope.certification.search.on_graph import GraphSearch
+    from tightrope.certification.search.on_pieces import PieceSearch
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class OpenProblem:
     nodes: Mapping[int, Box] | None = None
     bound: float | None = None
     effort: Effort | None = None
-    search: BranchAndBound | InputSearch | GraphSearch | None = None
+    search: BranchAndBound | InputSearch | GraphSearch | PieceSearch | None = None
     last: Answer = field(default_factory=Answer)
 
     @property

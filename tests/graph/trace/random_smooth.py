@@ -10,7 +10,7 @@ from torch import nn
 # Each of one value, kept where neither it nor its slope is beyond what numbers hold.
 FUNCTIONS = (
     "F.gelu({0})", "F.gelu({0}, approximate='tanh')", "F.silu({0})", "F.mish({0})",
-    "F.elu({0}, 0.7)", "F.selu({0})", "F.celu({0}, 1.5)", "F.softplus({0}, 2.0)",
+    "F.elu({0}, 0.7)", "F.selu({0})", "F.celu({0}, 2.0)", "F.softplus({0}, 2.0)",
     "F.logsigmoid({0})", "F.hardswish({0})", "{0}.clamp(-4, 3).exp()", "{0}.clamp(-2, 2).expm1()",
     "({0}.abs() + 0.3).log()", "{0}.abs().log1p()", "({0}.relu() + 0.2).sqrt()",
     "({0}.abs() + 0.4).rsqrt()", "({0}.abs() + 0.5).reciprocal()", "{0}.square()", "{0} ** 3",
@@ -21,6 +21,7 @@ PAIRS = (
     "{0} * {1}", "{0}.mul({1})", "{0} * {1}.sigmoid()", "{0} / ({1}.abs() + 0.4)",
     "torch.div({0}, {1}.square() + 1)", "torch.where({1} > {0}, {0}, {1})",
     "torch.maximum({0}, {1})", "torch.stack(({0}, {1}), 1)", "{0} * ({1} > 0.2)",
+    "{0}.unsqueeze(-1) @ {1}.unsqueeze(-2)", "({0}.unsqueeze(-2) @ {1}.unsqueeze(-1)).flatten(1)",
 )  # fmt: skip
 
 

@@ -1,8 +1,7 @@
 """Branch and bound over parts of the intervals that activations see, whatever their kind.
 
-The way for networks with other bends than ReLUs and more inputs than can be cut. The search is that
-of `tightrope.certification.search.on_graph`; a subproblem is split where the lines of an
-activation cost its bound most (`tightrope.domains.pieces`).
+The way for networks with other bends than ReLUs and more inputs than can be cut. A subproblem is
+split where the lines of an activation cost its bound most (`tightrope.domains.pieces`).
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from torch import Tensor
 from tightrope.answer import Answer, undecided, verified
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.search.branch_and_bound import Refute
-from tightrope.certification.search.on_graph import GraphSearch, GraphSettings
+from tightrope.certification.search.pooled import PooledSearch, PoolSettings
 from tightrope.certification.search.roots import open_rows
 from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.crown import optimized_rows
 from tightrope.domains.pieces.bounder import PieceBounder
-from tightrope.domains.pieces.subproblems import Cuts, Pieces, join, whole
+from tightrope.domains.pieces.subproblems import Cuts, Pieces, join, join_cuts, whole
 
-DEFAULTS = GraphSettings(batch=128, iterations=3)
+DEFAULTS = PoolSettings(batch=128, iterations=3, beta_rate=0.3)
 
 
 @dataclass(order=True, frozen=True)
@@ -72,11 +71,10 @@ class OpenPieces:
 def _unpack(entries: list[_Entry]) -> tuple[Pieces, Tensor, Cuts]:
     problems = join([entry.problem for entry in entries])
     bound = torch.tensor([entry.bound for entry in entries], device=problems.row.device)
-    cuts = [vars(entry.where) for entry in entries]
-    return problems, bound, Cuts(**{k: torch.cat([c[k] for c in cuts]) for k in cuts[0]})
+    return problems, bound, join_cuts([entry.where for entry in entries])
 
 
-class PieceSearch(GraphSearch):
+class PieceSearch(PooledSearch[Pieces]):
     """The search for one property on one box, given strict bounds of any network's neurons."""
 
     def __init__(
@@ -85,10 +83,15 @@ class PieceSearch(GraphSearch):
         unsafe: Unsafe,
         refute: Refute,
         *,
-        settings: GraphSettings = DEFAULTS,
+        settings: PoolSettings = DEFAULTS,
     ) -> None:
-        super().__init__(relaxation, unsafe, refute, settings=settings)
-        self.pool: OpenPieces | None = None
+        super().__init__(unsafe, refute, settings)
+        self.relaxation, self.settings = relaxation, settings
+
+    @property
+    def bounds(self) -> PieceBounder:
+        """What bounds the subproblems."""
+        return self.bounder
 
     def begin(self, deadline: Deadline) -> Answer:
         """Bound all rows without cuts; each open group goes on with its best row."""
@@ -97,11 +100,9 @@ class PieceSearch(GraphSearch):
         # Rounding is to the nearest, so one step down is below the exact sum.
         bounds = torch.nextafter(bounds + self.unsafe.offset, bounds.new_tensor(-torch.inf))
         worst = self._worst_group(bounds)
-        self.bounder = PieceBounder(
-            self.relaxation, self.unsafe.matrix, self.unsafe.offset, slopes
-        )
+        self.bounder = PieceBounder(self.relaxation, self.unsafe.matrix, self.unsafe.offset, slopes)
         left = open_rows(bounds, self.group)
-        self.pool = OpenPieces()
+        self.open = self.pool = OpenPieces()
         if not len(left):
             return verified(self.lowest, self.count)
         roots = whole(left)
@@ -109,8 +110,9 @@ class PieceSearch(GraphSearch):
         self.pool.add(roots, bounds[left].clamp(max=0.0), where)
         return undecided(bound=worst, subproblems=self.count)
 
-    def _round(self, pool: OpenPieces) -> Tensor | None:
+    def _round(self) -> Tensor | None:
         """Cut and bound one batch; return a counterexample if one is met."""
+        pool = self.pool
         batch, before, where = pool.take(self.settings.batch)
         done = where.node == 0
         try:

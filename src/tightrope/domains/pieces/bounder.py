@@ -32,12 +32,13 @@ from tightrope.domains.linear.magnitudes import largest
 from tightrope.domains.linear.pulled import Form
 from tightrope.domains.linear.relaxations import Lines, kinked, lines
 from tightrope.domains.linear.rules import Pass, pull_activation
-from tightrope.domains.pieces.subproblems import Cuts, Pieces
+from tightrope.domains.pieces.subproblems import Cuts, Pieces, join_cuts
 from tightrope.domains.rounding import growth
 from tightrope.graph import ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
 
 DECAY = 0.95  # of the steps' size
+LEAST_UNIT = 1e-6  # of multipliers
 EDGE = 0.1  # of an interval that a cut leaves at least on each side
 
 
@@ -138,24 +139,37 @@ class PieceBounder:
             self._improve(problems[part], iterations, beta_rate, threshold)
             for part in torch.arange(len(problems), device=problems.row.device).split(self.chunk)
         ]
-        bound, beta = (torch.cat([part[k] for part in parts]) for k in (0, 1))
-        cuts = [part[2] for part in parts]
-        where = Cuts(*(torch.cat([vars(c)[k] for c in cuts]) for k in ("node", "place", "point")))
-        return bound, replace(problems, beta=beta), where
+        bounds, betas, cuts = zip(*parts, strict=True)
+        return torch.cat(bounds), replace(problems, beta=torch.cat(betas)), join_cuts(list(cuts))
 
     def _improve(
         self, problems: Pieces, iterations: int, rate: float, threshold: float
     ) -> tuple[Tensor, Tensor, Cuts]:
-        ascent = Ascent({"beta": Parameter(problems.beta.clone(), rate, 0.0, None)}, decay=DECAY)
+        view = self.look(problems)
+        # Multipliers are of the size of the coefficients that they are to outweigh.
+        unit = self._arrived(problems, view)
+        ascent = Ascent({"share": Parameter(problems.beta / unit, rate, 0.0, None)}, decay=DECAY)
         for iteration in range(iterations + 1):
             check_time()
-            now = replace(problems, beta=ascent.parameters["beta"].values)
-            view = self.look(now)
             ascent.record(view.bound)
             if iteration == iterations or bool((ascent.bound > threshold).all()):
                 break
-            ascent.step({"beta": self._violations(now, view)})
-        return ascent.bound, ascent.best["beta"], self.cuts(now, view)
+            ascent.step({"share": unit * self._violations(problems, view)})
+            problems = replace(problems, beta=unit * ascent.parameters["share"].values)
+            view = self.look(problems)
+        return ascent.bound, unit * ascent.best["share"], self.cuts(problems, view)
+
+    def _arrived(self, problems: Pieces, view: View) -> Tensor:
+        """Return the size of the coefficients that arrive at each cut, [D, M]."""
+        found = torch.zeros_like(problems.beta)
+        for i in problems.node[problems.side != 0].unique().tolist():
+            if i in view.form.passed:
+                mine = problems.node == i
+                size = flat(view.form.passed[i].values).abs()
+                slopes = (view.lines[i].lower_slope, view.lines[i].upper_slope)
+                size = size * torch.maximum(*(flat(t).abs() for t in slopes))
+                found = torch.where(mine, size.gather(1, problems.place.where(mine, 0)), found)
+        return torch.where(torch.isfinite(found), found, 0.0).clamp(min=LEAST_UNIT)
 
     def _violations(self, problems: Pieces, view: View) -> Tensor:
         """Return by how much each inequality is violated where the bound is attained, [D, M]."""
@@ -171,10 +185,8 @@ class PieceBounder:
         """Return where each bound loses most, and the value that is seen there."""
         count, device = len(problems), problems.row.device
         best = torch.zeros(count, device=device)
-        where = Cuts(
-            *(torch.zeros(count, dtype=torch.long, device=device) for _ in range(2)),
-            torch.zeros(count, dtype=torch.float64, device=device),
-        )
+        nowhere = torch.zeros(count, dtype=torch.long, device=device)
+        where = Cuts(nowhere, nowhere, nowhere.double())
         left = problems.intervals(self.boxes)
         for i, seen in view.seen.items():
             low, high = (self._cut_box(problems, left, i, side) for side in (0, 1))
@@ -207,8 +219,8 @@ class PieceBounder:
         That is their distance from the function at what is seen, plus a little of it in the
         middle of the interval; nothing where there is no interval left to cut.
         """
-        node, line, a = self.relaxation.graph.nodes[i], view.lines[i], view.form.passed[i]
-        op, a = node.op, flat(a.values)
+        node, line = self.relaxation.graph.nodes[i], view.lines[i]
+        op, a = node.op, flat(view.form.passed[i].values)
         total = torch.zeros_like(a, dtype=h.dtype)
         for at, weight in ((h, 1.0), (low / 2 + high / 2, 0.05)):
             shape = (len(at), *node.shape)

@@ -97,3 +97,8 @@ def join(parts: list[Pieces]) -> Pieces:
 
     fields = vars(parts[0])
     return Pieces(**{k: torch.cat([padded(vars(part)[k]) for part in parts]) for k in fields})
+
+
+def join_cuts(parts: list[Cuts]) -> Cuts:
+    """Put cuts of several batches together."""
+    return Cuts(**{k: torch.cat([vars(part)[k] for part in parts]) for k in vars(parts[0])})
