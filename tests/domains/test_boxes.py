@@ -37,8 +37,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def on_graph(graph: Graph, box: Box, matrix: Tensor, offset: Tensor) -> GraphBounder:
-    known = relax(graph, box, effort=CROWN, rounding=ROUNDING).boxes
-    return GraphBounder(graph, box, matrix, offset, largest(known[len(graph.nodes) - 1]))
+    return GraphBounder(graph, box, matrix, offset)
 
 
 def parts_of(box: Box, varying: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -191,7 +190,6 @@ def test_opposite_neurons_are_one() -> None:
     graph = trace(nn.Sequential(first, nn.ReLU(), last), (2,)).detach()
     matrix, offset = unit_rows(graph)
     box = Box(torch.full((1, 2), -9.0).double(), torch.full((1, 2), 9.0).double())
-    known = relax(graph, box, effort=CROWN, rounding=ROUNDING).boxes
     rows = condense(graph, known, matrix, offset, rounding=ROUNDING)
     assert rows is not None and rows.neurons == 2
     bounder = CompiledBounder(rows)

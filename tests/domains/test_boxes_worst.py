@@ -163,7 +163,7 @@ def test_normalisation_by_large_means(direction: str) -> None:
 def rows_on_graph(graph: Graph, box: Box, direction: str) -> RowBounds:
     matrix, offset = torch.ones(1, graph.output_shape[0]).double(), torch.zeros(1).double()
     known = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING).boxes
-    bounder = GraphBounder(graph, box, matrix, offset, largest(known[len(graph.nodes) - 1]))
+    bounder = GraphBounder(graph, box, matrix, offset)
     low, high = (t[:, bounder.varying] for t in box.corners)
     with adverse(direction):
         return bounder(low, high)

@@ -65,13 +65,13 @@ def box_bounder(
 
     The network and the box are float64; `known` are proved bounds of nodes on the box.
     """
-    if known is None:
-        known = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING).boxes
     rows = None
     if box.lower.device.type == "cpu":
+        if known is None:
+            known = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING).boxes
         rows = condense(graph, known, matrix, offset, rounding=ROUNDING)
     if rows is None or not loop_is_ready():
-        return GraphBounder(graph, box, matrix, offset, largest(known[len(graph.nodes) - 1]))
+        return GraphBounder(graph, box, matrix, offset)
     return CompiledBounder(rows)
 
 
@@ -138,7 +138,6 @@ class GraphBounder:
     box: Box
     matrix: Tensor
     offset: Tensor
-    reach: Tensor  # the largest outputs
 
     @property
     def varying(self) -> Tensor:
@@ -163,7 +162,8 @@ class GraphBounder:
         constant, lost = form.constant + self.offset.repeat(count), form.slack
         # The offset's sum is rounded, and the rows may have been rounded to float64.
         size = form.constant.abs() + self.offset.abs().repeat(count)
-        size = size + (self.matrix.abs() @ self.reach.flatten()).repeat(count)
+        reach = flat(largest(relaxation.boxes[relaxation.output]))
+        size = size + (reach @ self.matrix.abs().T).flatten()
         # What hardly varies takes its worst value at once.
         still = torch.ones(slope.shape[1], dtype=torch.bool, device=slope.device)
         still[varying] = False
@@ -183,6 +183,33 @@ class GraphBounder:
         )
         counts = torch.as_tensor(bent, device=lower.device).expand(count)
         return RowBounds(slope, constant, smallest, slope.abs() * width, counts)
+
+
+@dataclass(frozen=True)
+class OffsetBounder:
+    """Bounds of rows whose offsets are inputs, too: behind those of the network, with one more.
+
+    The last one means nothing to the network.
+    """
+
+    inner: BoxBounder
+    rows: int
+
+    @property
+    def varying(self) -> Tensor:
+        """All of these inputs."""
+        known = self.inner.varying
+        return torch.arange(len(known) + self.rows + 1, device=known.device)
+
+    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
+        """Bound the rows on boxes."""
+        more = self.rows + 1
+        found = self.inner(lower[:, :-more], upper[:, :-more])
+        unit = torch.eye(self.rows, more, dtype=lower.dtype, device=lower.device)
+        slope = torch.cat((found.slope, unit.expand(len(lower), -1, -1)), 2)
+        blame = torch.cat((found.blame, torch.zeros_like(slope[:, :, -more:])), 2)
+        least = smallest_values(slope, found.constant, lower, upper)
+        return RowBounds(slope, found.constant, least, blame, found.bent)
 
 
 def smallest_values(slope: Tensor, constant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
 from tightrope.domains.linear.bounded import COPIES, MEMORY, Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.extrema import as_extremum
+from tightrope.domains.linear.factors import PRODUCTS, Factors, varies
 from tightrope.domains.linear.forms import few_inputs, tighter
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
@@ -77,7 +78,7 @@ def relax(
     box = cornered(box, rounding)
     sizes = Magnitudes(graph, box)
     found = Relaxation(graph, {0: box}, {}, sizes.terms, rounding)
-    mixed = _mixed(graph)
+    mixed, factors = _mixed(graph), Factors(graph, box, rounding)
     forms = None if effort.iterations is None else few_inputs(graph, box, rounding)
     reducer = None
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
@@ -99,9 +100,9 @@ def relax(
             before = found.boxes[node.inputs[0]]
             bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
         if i not in found.lines:
-            reading = [graph.nodes[j].op for j in readers[i]]
-            reading = [op for op in reading if _worthwhile(found, effort, mixed[i], op)]
-            needs = _needed(bounds, reading)
+            heard = [j for j in readers[i] if _worthwhile(found, effort, mixed[i], graph.nodes[j].op)]
+            reading = [graph.nodes[j].op for j in heard]
+            needs = _needed(i, bounds, heard, factors)
             # What has no rule has no better bounds than its box.
             if needs is not None and not _many(node) and not _by_intervals(node.op):
                 # ReLUs need no more than a sign.
@@ -200,16 +201,19 @@ def _both(first: Box, second: Box) -> Box:
     return Box(lower, torch.maximum(lower, torch.minimum(first.upper, second.upper)))
 
 
-def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
-    """Return which neurons an activation that reads them would like to know better."""
+def _needed(i: int, bounds: Box, readers: list[int], factors: Factors) -> Tensor | None:
+    """Return which numbers of node i the nodes that read them would like to know better."""
     masks = []
-    for op in readers:
+    for j in readers:
+        op = factors.graph.nodes[j].op
         if isinstance(op, ops.Relu | ops.LeakyRelu):
             masks.append(unstable(bounds))
         elif _tests_a_sign(op):
             masks.append((bounds.lower <= 0) & (bounds.upper >= 0) & (bounds.lower < bounds.upper))
+        elif isinstance(op, PRODUCTS):
+            masks.append(varies(bounds) & factors.bend(i, j))
         elif isinstance(op, (*ACTIVATIONS, *BOXED, ops.Differences)) or _by_intervals(op):
-            masks.append(bounds.lower < bounds.upper)
+            masks.append(varies(bounds))
     if not masks:
         return None
     return torch.stack(masks).any(0)
