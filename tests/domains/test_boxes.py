@@ -28,7 +28,6 @@ from tightrope.domains.boxes.bounding import (
 )
 from tightrope.domains.boxes.condensed import condense
 from tightrope.domains.linear.crown import CROWN, relax
-from tightrope.domains.linear.magnitudes import largest
 from tightrope.graph import Graph, ops, trace
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.precision import ROUNDING
@@ -190,6 +189,7 @@ def test_opposite_neurons_are_one() -> None:
     graph = trace(nn.Sequential(first, nn.ReLU(), last), (2,)).detach()
     matrix, offset = unit_rows(graph)
     box = Box(torch.full((1, 2), -9.0).double(), torch.full((1, 2), 9.0).double())
+    known = relax(graph, box, effort=CROWN, rounding=ROUNDING).boxes
     rows = condense(graph, known, matrix, offset, rounding=ROUNDING)
     assert rows is not None and rows.neurons == 2
     bounder = CompiledBounder(rows)

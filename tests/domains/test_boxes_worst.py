@@ -15,7 +15,6 @@ from tightrope.domains.boxes.bounding import GraphBounder, RowBounds, box_bounde
 from tightrope.domains.boxes.condensed import Condensed, condense
 from tightrope.domains.interval import row_bounds
 from tightrope.domains.linear.crown import CROWN_IBP, _both, relax
-from tightrope.domains.linear.magnitudes import largest
 from tightrope.graph import Graph, trace
 from tightrope.precision import ROUNDING
 
@@ -162,7 +161,6 @@ def test_normalisation_by_large_means(direction: str) -> None:
 
 def rows_on_graph(graph: Graph, box: Box, direction: str) -> RowBounds:
     matrix, offset = torch.ones(1, graph.output_shape[0]).double(), torch.zeros(1).double()
-    known = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING).boxes
     bounder = GraphBounder(graph, box, matrix, offset)
     low, high = (t[:, bounder.varying] for t in box.corners)
     with adverse(direction):

@@ -33,7 +33,8 @@ from tightrope.certification.search.clipping import (
 from tightrope.certification.search.combining import combine
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.boxes.bounding import BoxBounder, RowBounds, box_bounder
+from tightrope.domains.boxes.bounding import BoxBounder, GraphBounder, RowBounds, box_bounder
+from tightrope.domains.boxes.choosing import ChoosingBounder
 from tightrope.domains.boxes.condensed import varying_inputs
 from tightrope.domains.linear.rules import ACTIVATIONS
 
@@ -259,6 +260,8 @@ def input_search(
     unsafe = problem.unsafe
     nodes = None if known is None else dict(known)
     bounder = box_bounder(subject.exact, problem.outer, unsafe.matrix, unsafe.offset, nodes)
+    if isinstance(bounder, GraphBounder):
+        bounder = ChoosingBounder(bounder)
     return InputSearch(bounder, problem.outer, unsafe.group, problem.refuter(subject))
 
 

@@ -1,8 +1,9 @@
 """Many boxes of inputs whose properties differ by numbers only, decided in one search.
 
 The network is condensed once, for the box around all of them; one that cannot be is bounded as it
-is, on many boxes at a time. The numbers become inputs that do not vary: a row `c . output + offset` is a function of the inputs and of its offset, and each box to be
-searched has the offsets of its own problem. One more such input says which problem it is.
+is, on many boxes at a time. The numbers become inputs that do not vary: a row `c . output + offset`
+is a function of the inputs and of its offset, and each box to be searched has the offsets of its
+own problem. One more such input says which problem it is.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tightrope.domains.boxes.bounding import (
     OffsetBounder,
     loop_is_ready,
 )
+from tightrope.domains.boxes.choosing import ChoosingBounder
 from tightrope.domains.boxes.condensed import Condensed, condense
 from tightrope.domains.linear.crown import CROWN_IBP, relax
 from tightrope.precision import ROUNDING
@@ -94,7 +96,7 @@ def _bounder(
             return CompiledBounder(_with_offsets(network)), varying
     if not all(suits_input_splits(subject, problem) for problem in problems):
         return None
-    bounder = GraphBounder(exact, hull, unsafe.matrix, blank)
+    bounder = ChoosingBounder(GraphBounder(exact, hull, unsafe.matrix, blank))
     return OffsetBounder(bounder, len(blank)), bounder.varying
 
 

@@ -23,7 +23,7 @@ from tightrope.compiling import in_time
 from tightrope.deadline import check_time
 from tightrope.domains.boxes.condensed import Condensed, condense, varying_inputs
 from tightrope.domains.linear.coefficients import Coefficients
-from tightrope.domains.linear.crown import CROWN, CROWN_IBP, relax
+from tightrope.domains.linear.crown import CROWN, CROWN_IBP, Effort, relax
 from tightrope.domains.linear.magnitudes import largest
 from tightrope.domains.linear.rules import growth
 from tightrope.graph import Graph
@@ -138,12 +138,20 @@ class GraphBounder:
     box: Box
     matrix: Tensor
     offset: Tensor
+    effort: Effort = CROWN
 
     @property
     def varying(self) -> Tensor:
         """Positions of the inputs that vary, flat."""
         moving: np.ndarray = np.flatnonzero(varying_inputs(self.box.map(lambda t: t.cpu())))
         return torch.from_numpy(moving).to(self.box.lower.device)
+
+    def rows_at(self, points: Tensor) -> Tensor:
+        """Return the rows at points of the inputs that vary, as they are computed."""
+        whole = flat(self.box.lower).repeat(len(points), 1)
+        whole[:, self.varying] = points
+        outputs = flat(self.graph(whole.view(-1, *self.graph.input_shape)))
+        return outputs @ self.matrix.T + self.offset
 
     def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
         """Bound the rows on boxes."""
@@ -153,7 +161,7 @@ class GraphBounder:
         corners = [flat(t).repeat(count, 1) for t in self.box.corners]
         corners[0][:, varying], corners[1][:, varying] = lower, upper
         box = Box(*(t.view(count, *self.graph.input_shape) for t in corners))
-        relaxation = relax(self.graph, box, effort=CROWN, rounding=ROUNDING)
+        relaxation = relax(self.graph, box, effort=self.effort, rounding=ROUNDING)
         owner = torch.arange(count, device=lower.device).repeat_interleave(rows)
         shape = self.graph.output_shape
         values = self.matrix.view(rows, *shape).repeat(count, *(1 for _ in shape))

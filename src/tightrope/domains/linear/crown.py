@@ -45,19 +45,22 @@ class Effort:
     """How hard to try.
 
     `iterations` optimises slopes (0: CROWN with the default ones, None: CROWN-IBP, interval
-    bounds before all activations). Layers whose optimisation would take more than `work`
-    multiply-adds, or more than `memory` bytes for their matrices, keep default slopes.
+    bounds before all activations, with affine `forms` where few inputs vary). Layers whose
+    optimisation would take more than `work` multiply-adds, or more than `memory` bytes for their
+    matrices, keep default slopes.
     """
 
     iterations: int | None = 10
     rate: float = 0.5
     memory: int = MEMORY
     work: float = WORK
+    forms: bool = True
 
 
 ALPHA = Effort()
 CROWN = Effort(iterations=0)
-CROWN_IBP = Effort(iterations=None)
+CROWN_FORMS = Effort(iterations=None)
+CROWN_IBP = Effort(iterations=None, forms=False)
 
 
 def relax(
@@ -79,7 +82,7 @@ def relax(
     sizes = Magnitudes(graph, box)
     found = Relaxation(graph, {0: box}, {}, sizes.terms, rounding)
     mixed, factors = _mixed(graph), Factors(graph, box, rounding)
-    forms = None if effort.iterations is None else few_inputs(graph, box, rounding)
+    forms = few_inputs(graph, box, rounding) if effort.forms else None
     reducer = None
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
         reducer = Reducer(found, memory=effort.memory)
@@ -100,7 +103,9 @@ def relax(
             before = found.boxes[node.inputs[0]]
             bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
         if i not in found.lines:
-            heard = [j for j in readers[i] if _worthwhile(found, effort, mixed[i], graph.nodes[j].op)]
+            heard = [
+                j for j in readers[i] if _worthwhile(found, effort, mixed[i], graph.nodes[j].op)
+            ]
             reading = [graph.nodes[j].op for j in heard]
             needs = _needed(i, bounds, heard, factors)
             # What has no rule has no better bounds than its box.
@@ -201,11 +206,12 @@ def _both(first: Box, second: Box) -> Box:
     return Box(lower, torch.maximum(lower, torch.minimum(first.upper, second.upper)))
 
 
-def _needed(i: int, bounds: Box, readers: list[int], factors: Factors) -> Tensor | None:
+def _needed(
+    i: int, bounds: Box, readers: list[tuple[int, ops.Op]], factors: Factors
+) -> Tensor | None:
     """Return which numbers of node i the nodes that read them would like to know better."""
     masks = []
-    for j in readers:
-        op = factors.graph.nodes[j].op
+    for j, op in readers:
         if isinstance(op, ops.Relu | ops.LeakyRelu):
             masks.append(unstable(bounds))
         elif _tests_a_sign(op):
