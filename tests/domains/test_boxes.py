@@ -26,7 +26,7 @@ from tightrope.domains.boxes.bounding import (
     box_bounder,
     smallest_values,
 )
-from tightrope.domains.boxes.condensed import condense
+from tightrope.domains.boxes.condensing import condense
 from tightrope.domains.linear.crown import CROWN, relax
 from tightrope.graph import Graph, ops, trace
 from tightrope.graph.maxpool import expand_max_pools

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tightrope.box import Box
 from tightrope.domains.boxes.bounding import GraphBounder, RowBounds, box_bounder, smallest_values
-from tightrope.domains.boxes.condensed import Condensed, condense
+from tightrope.domains.boxes.condensed import Condensed
+from tightrope.domains.boxes.condensing import condense
 from tightrope.domains.interval import row_bounds
 from tightrope.domains.linear.crown import CROWN_IBP, _both, relax
 from tightrope.graph import Graph, trace

@@ -22,7 +22,14 @@ EACH_DIRECTION = pytest.mark.parametrize("direction", DIRECTIONS)
 Row = tuple[dict[int, float], float]
 
 
-def rows_of(neurons: list[Row], rows: list[Row], *, slack: float = 0.0, left: float = 0.0) -> Rows:
+def rows_of(
+    neurons: list[Row],
+    rows: list[Row],
+    *,
+    slack: float = 0.0,
+    left: float = 0.0,
+    square: bool = False,
+) -> Rows:
     """Return neurons, which read inputs and each other, and rows of a property."""
     every = neurons + rows
     count = [len(entries) for entries, _ in every]
@@ -34,6 +41,7 @@ def rows_of(neurons: list[Row], rows: list[Row], *, slack: float = 0.0, left: fl
         np.array([bias for _, bias in every], np.float64),
         np.full(len(every), slack),
         np.full(len(every), left),
+        np.full(len(every), square),
     )
 
 
@@ -44,7 +52,11 @@ def exact_row(rows: Rows, point: Array) -> Fraction:
         span = range(rows.pointer[i], rows.pointer[i + 1])
         terms = (Fraction(rows.weight[p]) * values[rows.source[p]] for p in span)
         value = sum(terms, Fraction(rows.bias[i]))
-        values.append(value if value >= 0 or i == rows.neurons else Fraction(rows.left[i]) * value)
+        if i < rows.neurons and rows.square[i]:
+            value = value * value
+        elif i < rows.neurons and value < 0:
+            value = Fraction(rows.left[i]) * value
+        values.append(value)
     return values[-1]
 
 
@@ -59,9 +71,11 @@ def bound(rows: Rows, lower: Array, upper: Array, direction: str) -> Found:
         np.empty((1, count, inputs)),
         np.empty(1, np.int64),
     )
-    kernel.bound_boxes(lower[None], upper[None], rows, room, found)  # is compiled before it counts
+    wanted = np.ones((1, count), bool)
+    # Is compiled before it counts.
+    kernel.bound_boxes(lower[None], upper[None], wanted, rows, room, found)
     with adverse(direction):
-        kernel.bound_boxes(lower[None], upper[None], rows, room, found)
+        kernel.bound_boxes(lower[None], upper[None], wanted, rows, room, found)
     return found
 
 
@@ -245,3 +259,46 @@ def test_a_row_that_reads_nothing_keeps_its_slack() -> None:
     found = bound(rows, np.zeros(1), np.ones(1), "nearest")
     assert found.bent[0] == 0
     assert 0 <= 0.5 - found.lower[0, 0] < 1e-6
+
+
+# --- squares ------------------------------------------------------------------------------------
+
+
+@EACH_DIRECTION
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_squares(direction: str, sign: float) -> None:
+    """Tangents and chords, at ends where the chord is exact and where the tangent touches."""
+    generator = np.random.default_rng(1)
+    for k in range(60):
+        lower = generator.normal(size=1) * 10.0 ** generator.integers(-3, 4)
+        upper = lower if k % 4 == 0 else lower + generator.uniform(0, 2, 1)
+        neurons: list[Row] = [({0: float(generator.normal())}, float(generator.normal()))]
+        rows = rows_of(neurons, [({1: sign}, 0.0)], square=True)
+        found = check(rows, lower, upper, direction)
+        assert found.bent[0] == 1
+        middle = lower / 2 + upper / 2
+        line = Fraction(found.slope[0, 0, 0]) * Fraction(middle[0]) + Fraction(found.constant[0, 0])
+        assert line <= exact_row(rows, middle)
+
+
+@EACH_DIRECTION
+def test_tangents_of_large_squares(direction: str) -> None:
+    """The slope and the intercept cancel to less than what was rounded in them."""
+    for value in (1 / 3, 1e8 / 3, 1e-8 / 3):
+        rows = rows_of([({0: 1.0}, 0.0)], [({1: 1.0}, 0.0)], square=True)
+        check(rows, np.array([value]), np.array([value * (1 + 4 * EPS)]), direction)
+
+
+@EACH_DIRECTION
+def test_chords_of_large_squares(direction: str) -> None:
+    for value in (1 / 3, 1e8 / 3, 1e-8 / 3):
+        rows = rows_of([({0: 1.0}, 0.0)], [({1: -1.0}, 0.0)], square=True)
+        check(rows, np.array([value]), np.array([value * (1 + 4 * EPS)]), direction)
+
+
+@EACH_DIRECTION
+def test_squares_of_squares(direction: str) -> None:
+    neurons: list[Row] = [({0: 1.0}, 0.1), ({1: 1.0, 0: -0.3}, 0.2), ({1: 1.0, 2: -1.0}, 0.0)]
+    for sign in (1.0, -1.0):
+        rows = rows_of(neurons, [({3: sign, 1: 1.0}, 0.0)], square=True)
+        check(rows, np.array([-0.5]), np.array([0.7]), direction)

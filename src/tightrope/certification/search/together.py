@@ -31,7 +31,8 @@ from tightrope.domains.boxes.bounding import (
     loop_is_ready,
 )
 from tightrope.domains.boxes.choosing import ChoosingBounder
-from tightrope.domains.boxes.condensed import Condensed, condense
+from tightrope.domains.boxes.condensed import Condensed
+from tightrope.domains.boxes.condensing import condense
 from tightrope.domains.linear.crown import CROWN_IBP, relax
 from tightrope.precision import ROUNDING
 

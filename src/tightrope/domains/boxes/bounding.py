@@ -21,7 +21,8 @@ from torch import Tensor
 from tightrope.box import Box, flat
 from tightrope.compiling import in_time
 from tightrope.deadline import check_time
-from tightrope.domains.boxes.condensed import Condensed, condense, varying_inputs
+from tightrope.domains.boxes.condensed import Condensed, varying_inputs
+from tightrope.domains.boxes.condensing import condense
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import CROWN, CROWN_IBP, Effort, relax
 from tightrope.domains.linear.magnitudes import largest
@@ -54,8 +55,11 @@ class BoxBounder(Protocol):
     def varying(self) -> Tensor:
         """Positions of these inputs, flat."""
 
-    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
-        """Return strict bounds; the boxes are parts of the one that this was made for."""
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
+        """Return strict bounds; the boxes are parts of the one that this was made for.
+
+        Of rows that are not `wanted`, [boxes, rows], nothing need be said.
+        """
 
 
 def box_bounder(
@@ -98,6 +102,7 @@ class CompiledBounder:
             network.bias,
             network.slack,
             network.left,
+            network.square,
         )
         width = network.inputs + 1 + network.neurons
         self.capacity = min(FORMS, network.neurons * width)
@@ -105,7 +110,7 @@ class CompiledBounder:
         self.pool = ThreadPoolExecutor(self.threads)
         self.mine = threading.local()
 
-    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
         """Bound the rows on boxes."""
         boxes, rows, inputs = len(lower), self.network.rows, self.network.inputs
         found = self.kernel.Found(
@@ -116,13 +121,15 @@ class CompiledBounder:
             np.empty(boxes, np.int64),
         )
         corners = lower.contiguous().numpy(), upper.contiguous().numpy()
+        asked = np.ones((boxes, rows), bool) if wanted is None else wanted.contiguous().numpy()
 
         def run(part: slice) -> None:
             if not hasattr(self.mine, "room"):
                 self.mine.room = self.kernel.make_room(self.rows, inputs, self.capacity)
             room = self.mine.room
             some = self.kernel.Found(*(t[part] for t in found))
-            self.kernel.bound_boxes(corners[0][part], corners[1][part], self.rows, room, some)
+            low, high = (side[part] for side in corners)
+            self.kernel.bound_boxes(low, high, asked[part], self.rows, room, some)
 
         size = max(1, math.ceil(boxes / (8 * self.threads)))
         parts = [slice(i, i + size) for i in range(0, boxes, size)]
@@ -153,7 +160,7 @@ class GraphBounder:
         outputs = flat(self.graph(whole.view(-1, *self.graph.input_shape)))
         return outputs @ self.matrix.T + self.offset
 
-    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
         """Bound the rows on boxes."""
         check_time()
         varying = self.varying
@@ -209,7 +216,7 @@ class OffsetBounder:
         known = self.inner.varying
         return torch.arange(len(known) + self.rows + 1, device=known.device)
 
-    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
         """Bound the rows on boxes."""
         more = self.rows + 1
         found = self.inner(lower[:, :-more], upper[:, :-more])

@@ -37,7 +37,7 @@ class ChoosingBounder:
         """Positions of the inputs that vary, flat."""
         return self.tight.varying
 
-    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
         """Bound the rows on boxes."""
         self.seen += len(lower)
         if self.seen >= self.due and len(lower) >= FEWEST:

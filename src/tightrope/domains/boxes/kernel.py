@@ -37,6 +37,7 @@ class Rows(NamedTuple):
     bias: Array
     slack: Array
     left: Array
+    square: Array
 
 
 class Room(NamedTuple):
@@ -55,6 +56,7 @@ class Room(NamedTuple):
     high: Array  # [bent]: largest output
     below: Array  # [bent]: slope of the line below
     above: Array  # [bent]: slope of the line above
+    base: Array  # [bent]: what the line below is at zero
     peak: Array  # [bent]: what the line above is at zero
     gap: Array  # [bent, 2]: the most that the lines are off, below and above
     share: Array  # [bent, inputs]: how much of the neuron's width is due to each input
@@ -109,6 +111,7 @@ def make_room(rows: Rows, inputs: int, capacity: int) -> Room:
         high=real(),
         below=real(),
         above=real(),
+        base=real(),
         peak=real(),
         gap=real(2),
         share=real(inputs),
@@ -127,15 +130,17 @@ def growth(terms: int) -> float:
 
 
 @compiled
-def bound_boxes(lower: Array, upper: Array, rows: Rows, room: Room, found: Found) -> None:
-    """Bound the rows of the property on boxes [boxes, inputs]."""
+def bound_boxes(
+    lower: Array, upper: Array, wanted: Array, rows: Rows, room: Room, found: Found
+) -> None:
+    """Bound the rows of the property that are wanted, [boxes, rows], on boxes [boxes, inputs]."""
     count, inputs = len(rows.bias) - rows.neurons, lower.shape[1]
     for b in range(len(lower)):
         bent = bend(lower[b], upper[b], rows, room)
         found.bent[b] = bent
         for r in range(count):
             slope, blame = found.slope[b, r], found.blame[b, r]
-            if bent < 0:  # nothing is known
+            if bent < 0 or not wanted[b, r]:  # nothing is known
                 slope[:], blame[:] = 0.0, upper[b] - lower[b]
                 found.constant[b, r] = -np.inf
                 found.lower[b, r] = -np.inf
@@ -159,14 +164,18 @@ def bend(lower: Array, upper: Array, rows: Rows, room: Room) -> int:
         spent += float(length) * (rows.pointer[i + 1] - rows.pointer[i])
         kept = True
         share = room.share[bent]
-        if least < 0 and most > 0:
+        square = rows.square[i]
+        if square or (least < 0 and most > 0):
+            for j in range(inputs):
+                share[j] = abs(room.form[j]) * (upper[j] - lower[j])
+        if length > inputs + 1 and (square or (least < 0 and most > 0)):
             spent += float(length) * length
             for j in range(inputs):
                 share[j] = 0.0
             other = substitute(1.0, length, loss, size, lower, upper, room, nobody)[1]
             if other > least:
                 least = other
-            if least < 0:
+            if square or least < 0:
                 for j in range(inputs):
                     share[j] += abs(room.work[j]) * (upper[j] - lower[j])
                 other = -substitute(-1.0, length, loss, size, lower, upper, room, nobody)[1]
@@ -174,7 +183,10 @@ def bend(lower: Array, upper: Array, rows: Rows, room: Room) -> int:
                     most = other
                 for j in range(inputs):
                     share[j] += abs(room.work[j]) * (upper[j] - lower[j])
-        if most <= 0:
+        if square:
+            draw_square(i, bent, least, most, room)
+            bent += 1
+        elif most <= 0:
             kept = rows.left[i] != 0
             room.kind[i], room.factor[i] = (PASSED if kept else ZERO), rows.left[i]
         elif least >= 0:
@@ -204,11 +216,37 @@ def draw_lines(i: int, v: int, least: float, most: float, left: float, room: Roo
     peak = max((left - slope) * least, (1 - slope) * most)
     room.above[v] = slope
     room.peak[v] = peak + 8 * EPS * (most - least) + TINY
+    room.base[v] = 0.0
     room.below[v] = 1.0 if most > -least else left
     room.low[v] = left * least * MORE - TINY
     room.high[v] = most
     room.gap[v, 0] = (1 - left) * min(most, -least)
     room.gap[v, 1] = peak
+    divide_shares(v, room)
+
+
+@compiled
+def draw_square(i: int, v: int, least: float, most: float, room: Room) -> None:
+    """Enclose the square of a row that lies in [least, most] by a tangent and a chord."""
+    room.kind[i], room.number[i], room.owner[v] = BENT, v, i
+    middle, slope = least / 2 + most / 2, least + most
+    size = max(least * least, most * most)
+    # Any tangent lies below; the chord must clear both ends.
+    room.below[v] = 2 * middle
+    room.base[v] = -middle * middle * (1 + 4 * EPS) - TINY
+    room.above[v] = slope
+    room.peak[v] = max(least * (least - slope), most * (most - slope)) + 8 * EPS * size + TINY
+    apart = least > 0 or most < 0
+    room.low[v] = min(least * least, most * most) / MORE - TINY if apart else 0.0
+    room.high[v] = size * MORE + TINY
+    room.gap[v, 0] = (most - least) * (most - least) / 4
+    room.gap[v, 1] = room.gap[v, 0]
+    divide_shares(v, room)
+
+
+@compiled
+def divide_shares(v: int, room: Room) -> None:
+    """Make what inputs contribute to the width of a bent neuron shares of one."""
     total = 0.0
     for j in range(room.share.shape[1]):
         total += room.share[v, j]
@@ -351,10 +389,12 @@ def substitute(
         i = room.owner[v]
         if a > 0:
             factor = a * room.below[v]
+            work[inputs] += a * room.base[v]
+            scale += abs(a * room.base[v])
         else:
             factor = a * room.above[v]
             work[inputs] += a * room.peak[v]
-            scale -= a * room.peak[v]
+            scale += abs(a * room.peak[v])
         steps += 1
         for j in range(len(blame)):
             blame[j] += abs(a) * room.gap[v, 0 if a > 0 else 1] * room.share[v, j]
