@@ -103,10 +103,9 @@ def relax(
             before = found.boxes[node.inputs[0]]
             bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
         if i not in found.lines:
-            heard = [
-                j for j in readers[i] if _worthwhile(found, effort, mixed[i], graph.nodes[j].op)
-            ]
-            reading = [graph.nodes[j].op for j in heard]
+            heard = [(j, graph.nodes[j].op) for j in readers[i]]
+            heard = [(j, op) for j, op in heard if _worthwhile(found, effort, mixed[i], op)]
+            reading = [op for _, op in heard]
             needs = _needed(i, bounds, heard, factors)
             # What has no rule has no better bounds than its box.
             if needs is not None and not _many(node) and not _by_intervals(node.op):
