@@ -112,8 +112,9 @@ def test_a_convex_row_is_tight_in_the_middle() -> None:
     center = torch.tensor([[0.3, -0.4, 0.2]], dtype=torch.float64)
     box = Box(center - 0.2, center + 0.2)
     matrix = torch.eye(5, dtype=torch.float64)[1:2]
-    found = box_bounder(graph, box, matrix, torch.zeros(1).double())(*box.corners)
-    value = float(graph(center)[0, 1])
+    # A positive bound is left as it is.
+    found = box_bounder(graph, box, matrix, torch.full((1,), 9.0).double())(*box.corners)
+    value = float(graph(center)[0, 1]) + 9
     line = float(found.slope[0, 0] @ center[0] + found.constant[0, 0])
     assert line == pytest.approx(value, abs=1e-9)
 

@@ -24,6 +24,8 @@ EPS = 2.0**-52  # twice the unit roundoff: a bound whichever way operations are 
 MORE = 1 + 1e-9  # covers what is rounded in sizes and losses themselves
 TINY = 1e-300  # covers underflow
 ZERO, PASSED, BENT = 0, 1, 2
+STEPS = 6  # in which the lines of a row are improved
+FIRST, SHORTER = 0.6, 0.7  # how far they may move at first, and later on
 WORK = 1e9  # multiply-adds for one box; what needs more had better be cut first
 
 
@@ -59,9 +61,12 @@ class Room(NamedTuple):
     base: Array  # [bent]: what the line below is at zero
     peak: Array  # [bent]: what the line above is at zero
     gap: Array  # [bent, 2]: the most that the lines are off, below and above
+    wide: Array  # [bent]: how far the inputs of ReLUs reach
+    kept: Array  # [bent, 2]: `below` and `base` before they are improved
     share: Array  # [bent, inputs]: how much of the neuron's width is due to each input
     form: Array
     work: Array
+    seen: Array  # what variables are where a bound is attained
     picked: Array  # [most entries of a row]
     factors: Array
 
@@ -114,9 +119,12 @@ def make_room(rows: Rows, inputs: int, capacity: int) -> Room:
         base=real(),
         peak=real(),
         gap=real(2),
+        wide=real(),
+        kept=real(2),
         share=real(inputs),
         form=np.empty(width),
         work=np.empty(width),
+        seen=np.empty(width),
         picked=np.empty(most, np.int64),
         factors=np.empty(most),
     )
@@ -145,12 +153,75 @@ def bound_boxes(
                 found.constant[b, r] = -np.inf
                 found.lower[b, r] = -np.inf
                 continue
-            length, loss, size = compose(rows.neurons + r, lower[b], upper[b], rows, room)
-            constant, least = substitute(1.0, length, loss, size, lower[b], upper[b], room, blame)
-            for i in range(inputs):
-                slope[i] = room.work[i]
+            form = compose(rows.neurons + r, lower[b], upper[b], rows, room)
+            constant, least = raise_bound(form, lower[b], upper[b], bent, rows, room, slope, blame)
             found.constant[b, r] = constant
             found.lower[b, r] = least
+
+
+@compiled
+def raise_bound(
+    form: tuple[int, float, float],
+    lower: Array,
+    upper: Array,
+    bent: int,
+    rows: Rows,
+    room: Room,
+    slope: Array,
+    blame: Array,
+) -> tuple[float, float]:
+    """Bound `room.form` from below, its lines improved; return constant and smallest value.
+
+    Any line below will do: slopes of ReLUs, points at which tangents touch. They follow what their
+    neurons see where the bound is attained. Those of the neurons are put back in the end.
+    """
+    length, loss, size = form
+    inputs, nobody = len(lower), room.work[:0]
+    for v in range(bent):
+        room.kept[v, 0], room.kept[v, 1] = room.below[v], room.base[v]
+    constant, least = substitute(1.0, length, loss, size, lower, upper, room, blame)
+    for j in range(inputs):
+        slope[j] = room.work[j]
+    step = FIRST
+    for _ in range(STEPS):
+        if not least <= 0 or length == inputs + 1:
+            break
+        follow(length, step, lower, upper, rows, room)
+        step *= SHORTER
+        other, new = substitute(1.0, length, loss, size, lower, upper, room, nobody)
+        if new > least:
+            constant, least = other, new
+            for j in range(inputs):
+                slope[j] = room.work[j]
+    for v in range(bent):
+        room.below[v], room.base[v] = room.kept[v, 0], room.kept[v, 1]
+    return constant, least
+
+
+@compiled
+def follow(length: int, step: float, lower: Array, upper: Array, rows: Rows, room: Room) -> None:
+    """Move the lines below towards what neurons see where the last bound is attained."""
+    inputs, work, forms, seen = len(lower), room.work, room.forms, room.seen
+    for j in range(inputs):
+        seen[j] = lower[j] if work[j] >= 0 else upper[j]
+    seen[inputs] = 1.0
+    for c in range(inputs + 1, length):
+        v, a = c - inputs - 1, work[c]
+        i = room.owner[v]
+        begin, value = room.begin[i], 0.0
+        for e in range(room.length[i]):
+            value += forms[begin + e] * seen[e]
+        if a < 0:
+            seen[c] = room.above[v] * value + room.peak[v]
+            continue
+        seen[c] = room.below[v] * value + room.base[v]
+        if rows.square[i]:
+            middle = room.below[v] / 2
+            middle += step * (value - middle)
+            room.below[v], room.base[v] = 2 * middle, base_of(middle)
+        elif room.wide[v] > 0:
+            moved = room.below[v] + step * min(max(4 * value / room.wide[v], -1.0), 1.0)
+            room.below[v] = min(max(moved, rows.left[i]), 1.0)
 
 
 @compiled
@@ -222,7 +293,14 @@ def draw_lines(i: int, v: int, least: float, most: float, left: float, room: Roo
     room.high[v] = most
     room.gap[v, 0] = (1 - left) * min(most, -least)
     room.gap[v, 1] = peak
+    room.wide[v] = most - least
     divide_shares(v, room)
+
+
+@compiled
+def base_of(middle: float) -> float:
+    """Return where the tangent of a square is at zero, or below."""
+    return -middle * middle * (1 + 4 * EPS) - TINY
 
 
 @compiled
@@ -233,7 +311,7 @@ def draw_square(i: int, v: int, least: float, most: float, room: Room) -> None:
     size = max(least * least, most * most)
     # Any tangent lies below; the chord must clear both ends.
     room.below[v] = 2 * middle
-    room.base[v] = -middle * middle * (1 + 4 * EPS) - TINY
+    room.base[v] = base_of(middle)
     room.above[v] = slope
     room.peak[v] = max(least * (least - slope), most * (most - slope)) + 8 * EPS * size + TINY
     apart = least > 0 or most < 0
