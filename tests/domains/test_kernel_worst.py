@@ -12,7 +12,7 @@ import pytest
 from adverse import DIRECTIONS, adverse
 
 from tightrope.domains.boxes import kernel
-from tightrope.domains.boxes.kernel import Array, Found, Rows
+from tightrope.domains.boxes.room import Array, Found, Rows, make_room
 
 EPS = 2.0**-52
 MANY = 400
@@ -63,7 +63,7 @@ def exact_row(rows: Rows, point: Array) -> Fraction:
 def bound(rows: Rows, lower: Array, upper: Array, direction: str) -> Found:
     """Bound the rows on one box, all operations rounded in one direction."""
     inputs, count = len(lower), len(rows.bias) - rows.neurons
-    room = kernel.make_room(rows, inputs, (rows.neurons + 1) * (inputs + 1 + rows.neurons))
+    room = make_room(rows, inputs, (rows.neurons + 1) * (inputs + 1 + rows.neurons))
     found = Found(
         np.empty((1, count, inputs)),
         np.empty((1, count)),
@@ -195,7 +195,7 @@ def test_what_is_rounded_in_losses(direction: str) -> None:
     weights = [0.1 + 0.01 * k for k in range(60)]
     neurons: list[Row] = [({0: 1.0}, 0.0)] * 60
     rows = rows_of(neurons, [({k + 1: w for k, w in enumerate(weights)}, 0.0)])
-    room = kernel.make_room(rows, 1, 2)
+    room = make_room(rows, 1, 2)
     room.kind[:], room.factor[:], room.length[:], room.begin[:] = kernel.PASSED, 1.0, 2, 0
     room.forms[:], room.size[:], room.loss[:] = 0.0, 0.0, 0.7
     with adverse(direction):
@@ -304,3 +304,36 @@ def test_squares_of_squares(direction: str) -> None:
     for sign in (1.0, -1.0):
         rows = rows_of(neurons, [({3: sign, 1: 1.0}, 0.0)], square=True)
         check(rows, np.array([-0.5]), np.array([0.7]), direction)
+
+
+@EACH_DIRECTION
+def test_signs_of_squares(direction: str) -> None:
+    """The square of a row that has both signs may be zero, which the neuron behind it sees."""
+    neurons: list[Row] = [({0: 1.0}, 0.0), ({1: 1.0}, -0.5)]
+    rows = rows_of(neurons, [({2: 1.0}, 0.0)])
+    rows.square[0] = True
+    lower, upper = -np.ones(1), np.full(1, 0.9)
+    check(rows, lower, upper, direction)
+    found = bound(rows, lower, upper, direction)
+    assert Fraction(found.lower[0, 0]) <= 0 and found.bent[0] == 2
+
+
+@EACH_DIRECTION
+@pytest.mark.parametrize("left", [0.0, 0.25])
+def test_improved_lines_stay_below(direction: str, left: float) -> None:
+    """Bounds that stay negative move lines as far as they go."""
+    generator = np.random.default_rng(5)
+    for _ in range(20):
+        first, second = generator.normal(size=(2, 4))
+        neurons: list[Row] = [({0: w, 1: v}, 0.1) for w, v in zip(first, second, strict=True)]
+        row = {k + 2: w for k, w in enumerate(generator.normal(size=4).tolist())}
+        rows = rows_of(neurons, [(row, -20.0)], left=left)
+        lower = -generator.uniform(0.1, 1, 2)
+        upper = generator.uniform(0.1, 1, 2)
+        check(rows, lower, upper, direction)
+        swapped = np.array([lower[0], upper[1]]), np.array([upper[0], lower[1]])
+        found = bound(rows, lower, upper, direction)
+        for point in swapped:
+            slopes = zip(found.slope[0, 0], point, strict=True)
+            terms = (Fraction(a) * Fraction(x) for a, x in slopes)
+            assert sum(terms, Fraction(found.constant[0, 0])) <= exact_row(rows, point)

@@ -143,3 +143,22 @@ def test_rows_that_are_not_wanted_say_nothing() -> None:
     assert torch.equal(every.slope[wanted], some.slope[wanted])
     assert (some.lower[~wanted] == -torch.inf).all()
     assert (some.constant[~wanted] == -torch.inf).all()
+
+
+def test_factors_that_hardly_vary_may_be_off() -> None:
+    """An input that is no variable is its middle, and off by its width in all that it meets."""
+
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :1] * x[:, 1:] - x[:, 1:]
+
+    graph = trace(Product(), (2,)).detach().to(torch.float64)
+    thin = 1 + 2.0**-41
+    corners = (torch.tensor([c], dtype=torch.float64) for c in ([1.0, 1.0], [thin, 2.0]))
+    box = Box(*corners)
+    matrix, offset = -torch.ones(1, 1).double(), torch.zeros(1).double()
+    bounder = box_bounder(graph, box, matrix, offset)
+    assert isinstance(bounder, CompiledBounder) and bounder.varying.tolist() == [1]
+    found = bounder(torch.ones(1, 1).double(), torch.full((1, 1), 2.0).double())
+    assert float(found.lower[0, 0]) <= -(2.0**-40)
+    assert float(found.slope[0, 0, 0] * 2 + found.constant[0, 0]) <= -(2.0**-40)

@@ -23,6 +23,7 @@ from tightrope.compiling import in_time
 from tightrope.deadline import check_time
 from tightrope.domains.boxes.condensed import Condensed, varying_inputs
 from tightrope.domains.boxes.condensing import condense
+from tightrope.domains.boxes.room import Found, Rows, make_room
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import CROWN, CROWN_IBP, Effort, relax
 from tightrope.domains.linear.magnitudes import largest
@@ -94,7 +95,7 @@ class CompiledBounder:
 
         self.kernel, self.network = kernel, network
         self.varying = torch.from_numpy(network.varying)
-        self.rows = kernel.Rows(
+        self.rows = Rows(
             network.neurons,
             network.pointer,
             network.source,
@@ -113,7 +114,7 @@ class CompiledBounder:
     def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
         """Bound the rows on boxes."""
         boxes, rows, inputs = len(lower), self.network.rows, self.network.inputs
-        found = self.kernel.Found(
+        found = Found(
             np.empty((boxes, rows, inputs)),
             np.empty((boxes, rows)),
             np.empty((boxes, rows)),
@@ -125,9 +126,9 @@ class CompiledBounder:
 
         def run(part: slice) -> None:
             if not hasattr(self.mine, "room"):
-                self.mine.room = self.kernel.make_room(self.rows, inputs, self.capacity)
+                self.mine.room = make_room(self.rows, inputs, self.capacity)
             room = self.mine.room
-            some = self.kernel.Found(*(t[part] for t in found))
+            some = Found(*(t[part] for t in found))
             low, high = (side[part] for side in corners)
             self.kernel.bound_boxes(low, high, asked[part], self.rows, room, some)
 

@@ -12,13 +12,12 @@ box, and a `size`, the sum of its terms' absolute values: a sum of n products is
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tightrope.domains.boxes.room import Array, Found, Room, Rows
 
 EPS = 2.0**-52  # twice the unit roundoff: a bound whichever way operations are rounded
 MORE = 1 + 1e-9  # covers what is rounded in sizes and losses themselves
@@ -29,58 +28,6 @@ FIRST, SHORTER = 0.6, 0.7  # how far they may move at first, and later on
 WORK = 1e9  # multiply-adds for one box; what needs more had better be cut first
 
 
-class Rows(NamedTuple):
-    """What `Condensed` holds, as the kernel takes it."""
-
-    neurons: int
-    pointer: Array
-    source: Array
-    weight: Array
-    bias: Array
-    slack: Array
-    left: Array
-    square: Array
-
-
-class Room(NamedTuple):
-    """Where the state of one box is kept; its neurons first, then its bent ones."""
-
-    kind: Array  # [neurons]
-    number: Array  # [neurons]: of a bent neuron
-    factor: Array  # [neurons]: by which a passed form counts
-    begin: Array  # [neurons]: of the form in `forms`
-    length: Array  # [neurons]
-    loss: Array  # [neurons]
-    size: Array  # [neurons]
-    forms: Array
-    owner: Array  # [bent]: the neuron
-    low: Array  # [bent]: smallest output
-    high: Array  # [bent]: largest output
-    below: Array  # [bent]: slope of the line below
-    above: Array  # [bent]: slope of the line above
-    base: Array  # [bent]: what the line below is at zero
-    peak: Array  # [bent]: what the line above is at zero
-    gap: Array  # [bent, 2]: the most that the lines are off, below and above
-    wide: Array  # [bent]: how far the inputs of ReLUs reach
-    kept: Array  # [bent, 2]: `below` and `base` before they are improved
-    share: Array  # [bent, inputs]: how much of the neuron's width is due to each input
-    form: Array
-    work: Array
-    seen: Array  # what variables are where a bound is attained
-    picked: Array  # [most entries of a row]
-    factors: Array
-
-
-class Found(NamedTuple):
-    """Where the bounds of all boxes go: each row is at least `slope . x + constant`."""
-
-    slope: Array  # [boxes, rows, inputs]
-    constant: Array  # [boxes, rows]
-    lower: Array  # [boxes, rows]
-    blame: Array  # [boxes, rows, inputs]: what of the looseness is due to each input
-    bent: Array  # [boxes]
-
-
 def compiled(function: Any) -> Any:
     """Compile a function when it is first called, for this and later processes."""
     # A product and a sum may be rounded once instead of twice; all else happens as it is written.
@@ -89,45 +36,6 @@ def compiled(function: Any) -> Any:
         return njit(cache=True, **options)(function)
     except RuntimeError:  # there is no place for a cache that we may write to
         return njit(**options)(function)
-
-
-def make_room(rows: Rows, inputs: int, capacity: int) -> Room:
-    """Return room for boxes of so many inputs, with so many numbers for forms."""
-    count, width = rows.neurons, inputs + 1 + rows.neurons
-    most = int(np.diff(rows.pointer).max(initial=1))
-
-    def whole() -> Array:
-        return np.empty(count, np.int64)
-
-    def real(*more: int) -> Array:
-        return np.empty((count, *more))
-
-    return Room(
-        kind=whole(),
-        number=whole(),
-        factor=real(),
-        begin=whole(),
-        length=whole(),
-        loss=real(),
-        size=real(),
-        forms=np.empty(capacity),
-        owner=whole(),
-        low=real(),
-        high=real(),
-        below=real(),
-        above=real(),
-        base=real(),
-        peak=real(),
-        gap=real(2),
-        wide=real(),
-        kept=real(2),
-        share=real(inputs),
-        form=np.empty(width),
-        work=np.empty(width),
-        seen=np.empty(width),
-        picked=np.empty(most, np.int64),
-        factors=np.empty(most),
-    )
 
 
 @compiled
@@ -142,7 +50,7 @@ def bound_boxes(
     lower: Array, upper: Array, wanted: Array, rows: Rows, room: Room, found: Found
 ) -> None:
     """Bound the rows of the property that are wanted, [boxes, rows], on boxes [boxes, inputs]."""
-    count, inputs = len(rows.bias) - rows.neurons, lower.shape[1]
+    count = len(rows.bias) - rows.neurons
     for b in range(len(lower)):
         bent = bend(lower[b], upper[b], rows, room)
         found.bent[b] = bent
@@ -390,16 +298,11 @@ def compose(i: int, lower: Array, upper: Array, rows: Rows, room: Room) -> tuple
 @compiled
 def add_forms(picked: int, form: Array, room: Room) -> None:
     """Add multiples of the forms of some neurons, four at a time."""
-    forms = room.forms
+    forms, factors = room.forms, room.factors
     k = 0
     while k + 4 <= picked:
         a, b, c, d = room.picked[k], room.picked[k + 1], room.picked[k + 2], room.picked[k + 3]
-        fa, fb, fc, fd = (
-            room.factors[k],
-            room.factors[k + 1],
-            room.factors[k + 2],
-            room.factors[k + 3],
-        )
+        fa, fb, fc, fd = factors[k], factors[k + 1], factors[k + 2], factors[k + 3]
         common = min(min(room.length[a], room.length[b]), min(room.length[c], room.length[d]))
         at, bt, ct, dt = room.begin[a], room.begin[b], room.begin[c], room.begin[d]
         for e in range(common):
