@@ -126,3 +126,16 @@ def test_the_cheaper_bounds_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     bounder.seen = bounder.due
     bounder(lower, upper)
     assert bounder.chosen is bounder.tight
+
+
+def test_what_a_form_leaves_open_is_multiplied() -> None:
+    """A ReLU between parallel lines, times about 5.5: up to 6."""
+
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, 1:] * x[:, :1].relu()
+
+    graph = trace(Product(), (2,)).detach().to(torch.float64)
+    corners = (torch.tensor([c], dtype=torch.float64) for c in ([-1.0, 5.0], [1.0, 6.0]))
+    found = relax(graph, Box(*corners), effort=CROWN_FORMS, rounding=ROUNDING)
+    assert float(found.boxes[found.output].upper) >= 6
