@@ -26,9 +26,8 @@ from tightrope.domains.boxes.bounding import (
     box_bounder,
     smallest_values,
 )
-from tightrope.domains.boxes.condensed import condense
+from tightrope.domains.boxes.condensing import condense
 from tightrope.domains.linear.crown import CROWN, relax
-from tightrope.domains.linear.magnitudes import largest
 from tightrope.graph import Graph, ops, trace
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.precision import ROUNDING
@@ -37,8 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def on_graph(graph: Graph, box: Box, matrix: Tensor, offset: Tensor) -> GraphBounder:
-    known = relax(graph, box, effort=CROWN, rounding=ROUNDING).boxes
-    return GraphBounder(graph, box, matrix, offset, largest(known[len(graph.nodes) - 1]))
+    return GraphBounder(graph, box, matrix, offset)
 
 
 def parts_of(box: Box, varying: Tensor, seed: int) -> tuple[Tensor, Tensor]:

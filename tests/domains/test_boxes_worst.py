@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from tightrope.box import Box
 from tightrope.domains.boxes.bounding import GraphBounder, RowBounds, box_bounder, smallest_values
-from tightrope.domains.boxes.condensed import Condensed, condense
+from tightrope.domains.boxes.condensed import Condensed
+from tightrope.domains.boxes.condensing import condense
 from tightrope.domains.interval import row_bounds
 from tightrope.domains.linear.crown import CROWN_IBP, _both, relax
-from tightrope.domains.linear.magnitudes import largest
 from tightrope.graph import Graph, trace
 from tightrope.precision import ROUNDING
 
@@ -162,8 +162,7 @@ def test_normalisation_by_large_means(direction: str) -> None:
 
 def rows_on_graph(graph: Graph, box: Box, direction: str) -> RowBounds:
     matrix, offset = torch.ones(1, graph.output_shape[0]).double(), torch.zeros(1).double()
-    known = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING).boxes
-    bounder = GraphBounder(graph, box, matrix, offset, largest(known[len(graph.nodes) - 1]))
+    bounder = GraphBounder(graph, box, matrix, offset)
     low, high = (t[:, bounder.varying] for t in box.corners)
     with adverse(direction):
         return bounder(low, high)

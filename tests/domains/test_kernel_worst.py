@@ -12,7 +12,7 @@ import pytest
 from adverse import DIRECTIONS, adverse
 
 from tightrope.domains.boxes import kernel
-from tightrope.domains.boxes.kernel import Array, Found, Rows
+from tightrope.domains.boxes.room import Array, Found, Rows, make_room
 
 EPS = 2.0**-52
 MANY = 400
@@ -22,7 +22,14 @@ EACH_DIRECTION = pytest.mark.parametrize("direction", DIRECTIONS)
 Row = tuple[dict[int, float], float]
 
 
-def rows_of(neurons: list[Row], rows: list[Row], *, slack: float = 0.0, left: float = 0.0) -> Rows:
+def rows_of(
+    neurons: list[Row],
+    rows: list[Row],
+    *,
+    slack: float = 0.0,
+    left: float = 0.0,
+    square: bool = False,
+) -> Rows:
     """Return neurons, which read inputs and each other, and rows of a property."""
     every = neurons + rows
     count = [len(entries) for entries, _ in every]
@@ -34,6 +41,7 @@ def rows_of(neurons: list[Row], rows: list[Row], *, slack: float = 0.0, left: fl
         np.array([bias for _, bias in every], np.float64),
         np.full(len(every), slack),
         np.full(len(every), left),
+        np.full(len(every), square),
     )
 
 
@@ -44,14 +52,18 @@ def exact_row(rows: Rows, point: Array) -> Fraction:
         span = range(rows.pointer[i], rows.pointer[i + 1])
         terms = (Fraction(rows.weight[p]) * values[rows.source[p]] for p in span)
         value = sum(terms, Fraction(rows.bias[i]))
-        values.append(value if value >= 0 or i == rows.neurons else Fraction(rows.left[i]) * value)
+        if i < rows.neurons and rows.square[i]:
+            value = value * value
+        elif i < rows.neurons and value < 0:
+            value = Fraction(rows.left[i]) * value
+        values.append(value)
     return values[-1]
 
 
 def bound(rows: Rows, lower: Array, upper: Array, direction: str) -> Found:
     """Bound the rows on one box, all operations rounded in one direction."""
     inputs, count = len(lower), len(rows.bias) - rows.neurons
-    room = kernel.make_room(rows, inputs, (rows.neurons + 1) * (inputs + 1 + rows.neurons))
+    room = make_room(rows, inputs, (rows.neurons + 1) * (inputs + 1 + rows.neurons))
     found = Found(
         np.empty((1, count, inputs)),
         np.empty((1, count)),
@@ -59,9 +71,11 @@ def bound(rows: Rows, lower: Array, upper: Array, direction: str) -> Found:
         np.empty((1, count, inputs)),
         np.empty(1, np.int64),
     )
-    kernel.bound_boxes(lower[None], upper[None], rows, room, found)  # is compiled before it counts
+    wanted = np.ones((1, count), bool)
+    # Is compiled before it counts.
+    kernel.bound_boxes(lower[None], upper[None], wanted, rows, room, found)
     with adverse(direction):
-        kernel.bound_boxes(lower[None], upper[None], rows, room, found)
+        kernel.bound_boxes(lower[None], upper[None], wanted, rows, room, found)
     return found
 
 
@@ -159,10 +173,12 @@ def test_lines_of_bent_neurons(direction: str, left: float) -> None:
 @pytest.mark.parametrize("shift", [-1.0, 0.0, 1.0])
 def test_slack_of_neurons_counts(direction: str, weight: float, shift: float) -> None:
     """Passed on, bent or zero: each value may be off by what its row is."""
-    rows = rows_of([({0: 1.0}, 3 * shift)], [({1: weight}, 0.0)], slack=0.25)
+    # The bound of a bent one is positive, so that its line below stays what it was.
+    rows = rows_of([({0: 1.0}, 3 * shift)], [({1: weight}, 3.0)], slack=0.25)
     off = Fraction(1, 4) + (Fraction(1, 4) if shift > 0 or (shift == 0 and weight > 0) else 0)
     found = bound(rows, -np.ones(1), 2 * np.ones(1), direction)
-    line = [Fraction(found.slope[0, 0, 0]) * x + Fraction(found.constant[0, 0]) for x in (-1, 2)]
+    constant = Fraction(found.constant[0, 0]) - 3
+    line = [Fraction(found.slope[0, 0, 0]) * x + constant for x in (-1, 2)]
     if shift > 0:
         assert line[0] <= weight * 2 - off and line[1] <= weight * 5 - off
     elif shift == 0 and weight > 0:
@@ -179,7 +195,7 @@ def test_what_is_rounded_in_losses(direction: str) -> None:
     weights = [0.1 + 0.01 * k for k in range(60)]
     neurons: list[Row] = [({0: 1.0}, 0.0)] * 60
     rows = rows_of(neurons, [({k + 1: w for k, w in enumerate(weights)}, 0.0)])
-    room = kernel.make_room(rows, 1, 2)
+    room = make_room(rows, 1, 2)
     room.kind[:], room.factor[:], room.length[:], room.begin[:] = kernel.PASSED, 1.0, 2, 0
     room.forms[:], room.size[:], room.loss[:] = 0.0, 0.0, 0.7
     with adverse(direction):
@@ -245,3 +261,79 @@ def test_a_row_that_reads_nothing_keeps_its_slack() -> None:
     found = bound(rows, np.zeros(1), np.ones(1), "nearest")
     assert found.bent[0] == 0
     assert 0 <= 0.5 - found.lower[0, 0] < 1e-6
+
+
+# --- squares ------------------------------------------------------------------------------------
+
+
+@EACH_DIRECTION
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_squares(direction: str, sign: float) -> None:
+    """Tangents and chords, at ends where the chord is exact and where the tangent touches."""
+    generator = np.random.default_rng(1)
+    for k in range(60):
+        lower = generator.normal(size=1) * 10.0 ** generator.integers(-3, 4)
+        upper = lower if k % 4 == 0 else lower + generator.uniform(0, 2, 1)
+        neurons: list[Row] = [({0: float(generator.normal())}, float(generator.normal()))]
+        rows = rows_of(neurons, [({1: sign}, 0.0)], square=True)
+        found = check(rows, lower, upper, direction)
+        assert found.bent[0] == 1
+        middle = lower / 2 + upper / 2
+        line = Fraction(found.slope[0, 0, 0]) * Fraction(middle[0]) + Fraction(found.constant[0, 0])
+        assert line <= exact_row(rows, middle)
+
+
+@EACH_DIRECTION
+def test_tangents_of_large_squares(direction: str) -> None:
+    """The slope and the intercept cancel to less than what was rounded in them."""
+    for value in (1 / 3, 1e8 / 3, 1e-8 / 3):
+        rows = rows_of([({0: 1.0}, 0.0)], [({1: 1.0}, 0.0)], square=True)
+        check(rows, np.array([value]), np.array([value * (1 + 4 * EPS)]), direction)
+
+
+@EACH_DIRECTION
+def test_chords_of_large_squares(direction: str) -> None:
+    for value in (1 / 3, 1e8 / 3, 1e-8 / 3):
+        rows = rows_of([({0: 1.0}, 0.0)], [({1: -1.0}, 0.0)], square=True)
+        check(rows, np.array([value]), np.array([value * (1 + 4 * EPS)]), direction)
+
+
+@EACH_DIRECTION
+def test_squares_of_squares(direction: str) -> None:
+    neurons: list[Row] = [({0: 1.0}, 0.1), ({1: 1.0, 0: -0.3}, 0.2), ({1: 1.0, 2: -1.0}, 0.0)]
+    for sign in (1.0, -1.0):
+        rows = rows_of(neurons, [({3: sign, 1: 1.0}, 0.0)], square=True)
+        check(rows, np.array([-0.5]), np.array([0.7]), direction)
+
+
+@EACH_DIRECTION
+def test_signs_of_squares(direction: str) -> None:
+    """The square of a row that has both signs may be zero, which the neuron behind it sees."""
+    neurons: list[Row] = [({0: 1.0}, 0.0), ({1: 1.0}, -0.5)]
+    rows = rows_of(neurons, [({2: 1.0}, 0.0)])
+    rows.square[0] = True
+    lower, upper = -np.ones(1), np.full(1, 0.9)
+    check(rows, lower, upper, direction)
+    found = bound(rows, lower, upper, direction)
+    assert Fraction(found.lower[0, 0]) <= 0 and found.bent[0] == 2
+
+
+@EACH_DIRECTION
+@pytest.mark.parametrize("left", [0.0, 0.25])
+def test_improved_lines_stay_below(direction: str, left: float) -> None:
+    """Bounds that stay negative move lines as far as they go."""
+    generator = np.random.default_rng(5)
+    for _ in range(20):
+        first, second = generator.normal(size=(2, 4))
+        neurons: list[Row] = [({0: w, 1: v}, 0.1) for w, v in zip(first, second, strict=True)]
+        row = {k + 2: w for k, w in enumerate(generator.normal(size=4).tolist())}
+        rows = rows_of(neurons, [(row, -20.0)], left=left)
+        lower = -generator.uniform(0.1, 1, 2)
+        upper = generator.uniform(0.1, 1, 2)
+        check(rows, lower, upper, direction)
+        swapped = np.array([lower[0], upper[1]]), np.array([upper[0], lower[1]])
+        found = bound(rows, lower, upper, direction)
+        for point in swapped:
+            slopes = zip(found.slope[0, 0], point, strict=True)
+            terms = (Fraction(a) * Fraction(x) for a, x in slopes)
+            assert sum(terms, Fraction(found.constant[0, 0])) <= exact_row(rows, point)

@@ -13,7 +13,7 @@ from torch import Tensor
 from tightrope.box import Box
 from tightrope.domains import interval, products
 from tightrope.domains.linear.coefficients import Coefficients
-from tightrope.domains.linear.crown import CROWN, CROWN_IBP, relax
+from tightrope.domains.linear.crown import CROWN, CROWN_FORMS, CROWN_IBP, relax
 from tightrope.graph import Graph, Node, ops
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -107,7 +107,7 @@ def graph(kind: str) -> Graph:
     return Graph(tuple(nodes))
 
 
-@pytest.mark.parametrize("effort", [CROWN, CROWN_IBP], ids=["crown", "crown-ibp"])
+@pytest.mark.parametrize("effort", [CROWN, CROWN_FORMS, CROWN_IBP], ids=["crown", "forms", "ibp"])
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
 @pytest.mark.parametrize("kind", ["product", "repeated", "matrices"])
 def test_planes_hold_exactly(kind: str, scale: float, effort: object) -> None:

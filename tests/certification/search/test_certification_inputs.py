@@ -333,3 +333,28 @@ def test_moves_along_single_coordinates_climb_where_signs_are_flat() -> None:
     steep = lambda x: Stairs()(x) - 0.9 + 0 * x.sum(1, keepdim=True)  # noqa: E731
     point = probing(steep, inner).probe(2)  # type: ignore[arg-type]
     assert point is not None
+
+
+@pytest.mark.parametrize("margin", [0.05, -0.05])
+def test_rows_that_groups_share_are_bounded_once(margin: float) -> None:
+    """Two groups have a row in common that is never positive; each is decided by its other one."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    subject = Subject.of(module, (2,))
+    box = Box(-torch.ones(1, 2).double(), torch.ones(1, 2).double())
+    outputs = subject.outputs(box.sample(4000)[0])
+    matrix = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
+    lowest = outputs.amin(0).tolist()
+    offset = torch.tensor([0.05 - lowest[0], -1.0, margin - lowest[1], -1.0], dtype=torch.float64)
+    unsafe = Unsafe(matrix, offset, torch.tensor([0, 0, 1, 1]))
+
+    def fails(point: Tensor) -> bool:
+        rows = matrix @ subject.outputs(point[None])[0] + offset
+        return bool((rows.view(2, 2) <= 0).all(1).any())
+
+    problem = Problem(box, box, unsafe, fails)
+    found = input_search(subject, problem)
+    assert found.rows == 3
+    answer = found.run(float("inf"))
+    assert answer.verdict is (Verdict.VERIFIED if margin > 0 else Verdict.FALSIFIED)
+    assert search(subject, problem).verdict is answer.verdict

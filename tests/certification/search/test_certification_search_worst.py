@@ -46,7 +46,7 @@ class Told:
     def __init__(self, lower: Callable[[Tensor, Tensor], Tensor], inputs: int = 1) -> None:
         self.varying, self.lower, self.calls = torch.arange(inputs), lower, 0
 
-    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
         self.calls += 1
         found = self.lower(lower, upper)
         slope = torch.zeros(*found.shape, lower.shape[1], dtype=torch.float64)
@@ -114,7 +114,7 @@ class Bounding:
     def __init__(self, function: Callable[[Tensor, Tensor], RowBounds]) -> None:
         self.function = function
 
-    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
         return self.function(lower, upper)
 
 

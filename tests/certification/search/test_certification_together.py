@@ -17,10 +17,13 @@ from tightrope.deadline import Deadline
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def many_problems(margins: list[float], seed: int) -> tuple[Subject, list[Problem]]:
+def many_problems(
+    margins: list[float], seed: int, activation: type[nn.Module] = nn.ReLU
+) -> tuple[Subject, list[Problem]]:
     """Return problems on neighbouring boxes whose smallest row is about the given margin."""
     torch.manual_seed(seed)
-    module = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    layers = (nn.Linear(3, 8), activation(), nn.Linear(8, 8), activation(), nn.Linear(8, 2))
+    module = nn.Sequential(*layers)
     subject = Subject.of(module.double(), (3,))
     problems = []
     for k, margin in enumerate(margins):
@@ -41,15 +44,16 @@ def many_problems(margins: list[float], seed: int) -> tuple[Subject, list[Proble
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_many_problems_are_decided_together(seed: int) -> None:
-    subject, problems = many_problems([0.1] * 6, seed)
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_many_problems_are_decided_together(activation: type[nn.Module], seed: int) -> None:
+    subject, problems = many_problems([0.1] * 6, seed, activation)
     assert alike(problems)
     found = decide_together(subject, problems, Deadline())
     assert found is not None
     answer, _ = found
     assert answer.verdict is Verdict.VERIFIED, answer.reason
     assert answer.bound is not None and answer.bound <= 0.1
-    subject, problems = many_problems([0.1, 0.1, 0.1, -0.005, 0.1], seed)
+    subject, problems = many_problems([0.1, 0.1, 0.1, -0.005, 0.1], seed, activation)
     found = decide_together(subject, problems, Deadline())
     assert found is not None
     answer, number = found

@@ -33,7 +33,8 @@ from tightrope.certification.search.clipping import (
 from tightrope.certification.search.combining import combine
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.boxes.bounding import BoxBounder, RowBounds, box_bounder
+from tightrope.domains.boxes.bounding import BoxBounder, GraphBounder, RowBounds, box_bounder
+from tightrope.domains.boxes.choosing import ChoosingBounder
 from tightrope.domains.boxes.condensed import varying_inputs
 from tightrope.domains.linear.rules import ACTIVATIONS
 
@@ -64,7 +65,10 @@ DEFAULTS = InputSettings()
 
 
 class InputSearch:
-    """The search on one box of inputs; `group` says which group each row belongs to, [rows]."""
+    """The search on one box of inputs; `group` says which group each row belongs to, [rows].
+
+    Where rows are in several groups, the bounder has them once: `rows` says which one each is.
+    """
 
     def __init__(
         self,
@@ -74,13 +78,19 @@ class InputSearch:
         refute: Refute,
         *,
         settings: InputSettings = DEFAULTS,
+        rows: Tensor | None = None,
     ) -> None:
         self.bounder, self.refute, self.settings = bounder, refute, settings
         self.whole = box.map(lambda t: t.reshape(1, -1))
         self.groups, self.group = group.unique(return_inverse=True)
         self.members = _members(self.group)
+        self.rows = len(group)
+        if rows is not None:
+            self.members, self.rows = rows[self.members], int(rows.max()) + 1
+        self.uses = torch.zeros(len(self.groups), self.rows, device=group.device)
+        self.uses.scatter_(1, self.members, 1.0)
         # With one more row for each group, a combination of its others.
-        sums = torch.arange(len(self.groups), device=group.device)[:, None] + len(group)
+        sums = torch.arange(len(self.groups), device=group.device)[:, None] + self.rows
         self.wider = torch.cat((self.members, sums), 1)
         self.count, self.stuck, self.lowest = 0, 0, math.inf
         self.spent, self.rate, self.last = 0.0, 0.0, 0
@@ -146,7 +156,7 @@ class InputSearch:
 
     def _members(self, bounds: RowBounds) -> Tensor:
         """Return the rows of each group, combinations among them where there are any."""
-        return self.members if bounds.slope.shape[1] == len(self.group) else self.wider
+        return self.members if bounds.slope.shape[1] == self.rows else self.wider
 
     def _batch(self) -> int:
         """Return how many boxes a round can take in its time.
@@ -160,7 +170,8 @@ class InputSearch:
 
     def _bound(self, batch: Boxes) -> RowBounds:
         started = time.monotonic()
-        bounds = self.bounder(batch.lower, batch.upper)
+        wanted = batch.open.float() @ self.uses > 0
+        bounds = self.bounder(batch.lower, batch.upper, wanted)
         self.rate, self.last = len(batch) / max(time.monotonic() - started, 1e-6), len(batch)
         self.count += len(batch)
         return bounds
@@ -258,8 +269,13 @@ def input_search(
     """Return the search of a problem; `known` are proved bounds of nodes, if there are any."""
     unsafe = problem.unsafe
     nodes = None if known is None else dict(known)
-    bounder = box_bounder(subject.exact, problem.outer, unsafe.matrix, unsafe.offset, nodes)
-    return InputSearch(bounder, problem.outer, unsafe.group, problem.refuter(subject))
+    both = torch.cat((unsafe.matrix, unsafe.offset[:, None]), 1)
+    both, rows = both.unique(dim=0, return_inverse=True)
+    bounder = box_bounder(subject.exact, problem.outer, both[:, :-1], both[:, -1], nodes)
+    if isinstance(bounder, GraphBounder):
+        bounder = ChoosingBounder(bounder)
+    refute = problem.refuter(subject)
+    return InputSearch(bounder, problem.outer, unsafe.group, refute, rows=rows)
 
 
 def splits_inputs(subject: Subject, problem: Problem, choice: str = "auto") -> bool:

@@ -1,8 +1,9 @@
 """Many boxes of inputs whose properties differ by numbers only, decided in one search.
 
-The network is condensed once, for the box around all of them. The numbers become inputs that do not
-vary: a row `c . output + offset` is a function of the inputs and of its offset, and each box to be
-searched has the offsets of its own problem. One more such input says which problem it is.
+The network is condensed once, for the box around all of them; one that cannot be is bounded as it
+is, on many boxes at a time. The numbers become inputs that do not vary: a row `c . output + offset`
+is a function of the inputs and of its offset, and each box to be searched has the offsets of its
+own problem. One more such input says which problem it is.
 """
 
 from __future__ import annotations
@@ -19,11 +20,19 @@ from tightrope.box import Box
 from tightrope.certification.problem import Problem
 from tightrope.certification.search.box_pool import BoxPool
 from tightrope.certification.search.clipping import Boxes
-from tightrope.certification.search.inputs import FEW_INPUTS, InputSearch
+from tightrope.certification.search.inputs import FEW_INPUTS, InputSearch, suits_input_splits
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
-from tightrope.domains.boxes.bounding import CompiledBounder, loop_is_ready
-from tightrope.domains.boxes.condensed import Condensed, condense
+from tightrope.domains.boxes.bounding import (
+    BoxBounder,
+    CompiledBounder,
+    GraphBounder,
+    OffsetBounder,
+    loop_is_ready,
+)
+from tightrope.domains.boxes.choosing import ChoosingBounder
+from tightrope.domains.boxes.condensed import Condensed
+from tightrope.domains.boxes.condensing import condense
 from tightrope.domains.linear.crown import CROWN_IBP, relax
 from tightrope.precision import ROUNDING
 
@@ -47,25 +56,23 @@ def decide_together(
 ) -> tuple[Answer, int] | None:
     """Decide problems that are alike; also say which one a counterexample is of.
 
-    None if the network has other bends than ReLUs, too many inputs vary, or there is no time to
-    compile the loop. The deadline is looked at by whoever set it, too (`until`).
+    None if too many inputs vary. The deadline is looked at by whoever set it, too (`until`).
     """
     lower, upper = (torch.cat([p.outer.corners[k] for p in problems]) for k in (0, 1))
     hull = Box(lower.amin(0, keepdim=True), upper.amax(0, keepdim=True))
     unsafe = problems[0].unsafe
-    known = relax(subject.exact, hull, effort=CROWN_IBP, rounding=ROUNDING).boxes
-    blank = torch.zeros_like(unsafe.offset)
-    network = condense(subject.exact, known, unsafe.matrix, blank, rounding=ROUNDING)
-    if network is None or network.inputs > FEW_INPUTS or not loop_is_ready():
+    chosen = _bounder(subject, problems, hull)
+    if chosen is None:
         return None
-    refute = _Refuting(subject, problems, hull, torch.from_numpy(network.varying))
+    bounder, varying = chosen
+    refute = _Refuting(subject, problems, hull, varying)
     offsets = torch.stack([p.unsafe.offset for p in problems])
     numbers = torch.arange(len(problems), dtype=torch.float64)[:, None]
     low, high = (
         torch.cat((t.flatten(1)[:, refute.varying], offsets, numbers), 1) for t in (lower, upper)
     )
     whole = Box(low.amin(0, keepdim=True), high.amax(0, keepdim=True))
-    search = InputSearch(CompiledBounder(_with_offsets(network)), whole, unsafe.group, refute)
+    search = InputSearch(bounder, whole, unsafe.group, refute)
     still = torch.ones(len(problems), len(search.groups), dtype=torch.bool)
     search.pool = BoxPool(Boxes(low, high, still), lower.new_full((len(problems),), -torch.inf))
     tries = torch.cat((low / 2 + high / 2, low, high))
@@ -74,6 +81,24 @@ def decide_together(
         if point is not None:
             return falsified(point), refute.number
     return search.run(deadline.end), refute.number
+
+
+def _bounder(
+    subject: Subject, problems: list[Problem], hull: Box
+) -> tuple[BoxBounder, Tensor] | None:
+    """Return what bounds the rows, with inputs for their offsets, and the inputs that vary."""
+    unsafe, exact = problems[0].unsafe, subject.exact
+    blank = torch.zeros_like(unsafe.offset)
+    if hull.lower.device.type == "cpu":
+        known = relax(exact, hull, effort=CROWN_IBP, rounding=ROUNDING).boxes
+        network = condense(exact, known, unsafe.matrix, blank, rounding=ROUNDING)
+        if network is not None and network.inputs <= FEW_INPUTS and loop_is_ready():
+            varying = torch.from_numpy(network.varying)
+            return CompiledBounder(_with_offsets(network)), varying
+    if not all(suits_input_splits(subject, problem) for problem in problems):
+        return None
+    bounder = ChoosingBounder(GraphBounder(exact, hull, unsafe.matrix, blank))
+    return OffsetBounder(bounder, len(blank)), bounder.varying
 
 
 def _with_offsets(network: Condensed) -> Condensed:

@@ -21,9 +21,11 @@ from torch import Tensor
 from tightrope.box import Box, flat
 from tightrope.compiling import in_time
 from tightrope.deadline import check_time
-from tightrope.domains.boxes.condensed import Condensed, condense, varying_inputs
+from tightrope.domains.boxes.condensed import Condensed, varying_inputs
+from tightrope.domains.boxes.condensing import condense
+from tightrope.domains.boxes.room import Found, Rows, make_room
 from tightrope.domains.linear.coefficients import Coefficients
-from tightrope.domains.linear.crown import CROWN, CROWN_IBP, relax
+from tightrope.domains.linear.crown import CROWN, CROWN_IBP, Effort, relax
 from tightrope.domains.linear.magnitudes import largest
 from tightrope.domains.linear.rules import growth
 from tightrope.graph import Graph
@@ -54,8 +56,11 @@ class BoxBounder(Protocol):
     def varying(self) -> Tensor:
         """Positions of these inputs, flat."""
 
-    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
-        """Return strict bounds; the boxes are parts of the one that this was made for."""
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
+        """Return strict bounds; the boxes are parts of the one that this was made for.
+
+        Of rows that are not `wanted`, [boxes, rows], nothing need be said.
+        """
 
 
 def box_bounder(
@@ -65,13 +70,13 @@ def box_bounder(
 
     The network and the box are float64; `known` are proved bounds of nodes on the box.
     """
-    if known is None:
-        known = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING).boxes
     rows = None
     if box.lower.device.type == "cpu":
+        if known is None:
+            known = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING).boxes
         rows = condense(graph, known, matrix, offset, rounding=ROUNDING)
     if rows is None or not loop_is_ready():
-        return GraphBounder(graph, box, matrix, offset, largest(known[len(graph.nodes) - 1]))
+        return GraphBounder(graph, box, matrix, offset)
     return CompiledBounder(rows)
 
 
@@ -90,7 +95,7 @@ class CompiledBounder:
 
         self.kernel, self.network = kernel, network
         self.varying = torch.from_numpy(network.varying)
-        self.rows = kernel.Rows(
+        self.rows = Rows(
             network.neurons,
             network.pointer,
             network.source,
@@ -98,6 +103,7 @@ class CompiledBounder:
             network.bias,
             network.slack,
             network.left,
+            network.square,
         )
         width = network.inputs + 1 + network.neurons
         self.capacity = min(FORMS, network.neurons * width)
@@ -105,10 +111,10 @@ class CompiledBounder:
         self.pool = ThreadPoolExecutor(self.threads)
         self.mine = threading.local()
 
-    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
         """Bound the rows on boxes."""
         boxes, rows, inputs = len(lower), self.network.rows, self.network.inputs
-        found = self.kernel.Found(
+        found = Found(
             np.empty((boxes, rows, inputs)),
             np.empty((boxes, rows)),
             np.empty((boxes, rows)),
@@ -116,13 +122,15 @@ class CompiledBounder:
             np.empty(boxes, np.int64),
         )
         corners = lower.contiguous().numpy(), upper.contiguous().numpy()
+        asked = np.ones((boxes, rows), bool) if wanted is None else wanted.contiguous().numpy()
 
         def run(part: slice) -> None:
             if not hasattr(self.mine, "room"):
-                self.mine.room = self.kernel.make_room(self.rows, inputs, self.capacity)
+                self.mine.room = make_room(self.rows, inputs, self.capacity)
             room = self.mine.room
-            some = self.kernel.Found(*(t[part] for t in found))
-            self.kernel.bound_boxes(corners[0][part], corners[1][part], self.rows, room, some)
+            some = Found(*(t[part] for t in found))
+            low, high = (side[part] for side in corners)
+            self.kernel.bound_boxes(low, high, asked[part], self.rows, room, some)
 
         size = max(1, math.ceil(boxes / (8 * self.threads)))
         parts = [slice(i, i + size) for i in range(0, boxes, size)]
@@ -138,7 +146,7 @@ class GraphBounder:
     box: Box
     matrix: Tensor
     offset: Tensor
-    reach: Tensor  # the largest outputs
+    effort: Effort = CROWN
 
     @property
     def varying(self) -> Tensor:
@@ -146,7 +154,14 @@ class GraphBounder:
         moving: np.ndarray = np.flatnonzero(varying_inputs(self.box.map(lambda t: t.cpu())))
         return torch.from_numpy(moving).to(self.box.lower.device)
 
-    def __call__(self, lower: Tensor, upper: Tensor) -> RowBounds:
+    def rows_at(self, points: Tensor) -> Tensor:
+        """Return the rows at points of the inputs that vary, as they are computed."""
+        whole = flat(self.box.lower).repeat(len(points), 1)
+        whole[:, self.varying] = points
+        outputs = flat(self.graph(whole.view(-1, *self.graph.input_shape)))
+        return outputs @ self.matrix.T + self.offset
+
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
         """Bound the rows on boxes."""
         check_time()
         varying = self.varying
@@ -154,7 +169,7 @@ class GraphBounder:
         corners = [flat(t).repeat(count, 1) for t in self.box.corners]
         corners[0][:, varying], corners[1][:, varying] = lower, upper
         box = Box(*(t.view(count, *self.graph.input_shape) for t in corners))
-        relaxation = relax(self.graph, box, effort=CROWN, rounding=ROUNDING)
+        relaxation = relax(self.graph, box, effort=self.effort, rounding=ROUNDING)
         owner = torch.arange(count, device=lower.device).repeat_interleave(rows)
         shape = self.graph.output_shape
         values = self.matrix.view(rows, *shape).repeat(count, *(1 for _ in shape))
@@ -163,7 +178,8 @@ class GraphBounder:
         constant, lost = form.constant + self.offset.repeat(count), form.slack
         # The offset's sum is rounded, and the rows may have been rounded to float64.
         size = form.constant.abs() + self.offset.abs().repeat(count)
-        size = size + (self.matrix.abs() @ self.reach.flatten()).repeat(count)
+        reach = flat(largest(relaxation.boxes[relaxation.output]))
+        size = size + (reach @ self.matrix.abs().T).flatten()
         # What hardly varies takes its worst value at once.
         still = torch.ones(slope.shape[1], dtype=torch.bool, device=slope.device)
         still[varying] = False
@@ -183,6 +199,33 @@ class GraphBounder:
         )
         counts = torch.as_tensor(bent, device=lower.device).expand(count)
         return RowBounds(slope, constant, smallest, slope.abs() * width, counts)
+
+
+@dataclass(frozen=True)
+class OffsetBounder:
+    """Bounds of rows whose offsets are inputs, too: behind those of the network, with one more.
+
+    The last one means nothing to the network.
+    """
+
+    inner: BoxBounder
+    rows: int
+
+    @property
+    def varying(self) -> Tensor:
+        """All of these inputs."""
+        known = self.inner.varying
+        return torch.arange(len(known) + self.rows + 1, device=known.device)
+
+    def __call__(self, lower: Tensor, upper: Tensor, wanted: Tensor | None = None) -> RowBounds:
+        """Bound the rows on boxes."""
+        more = self.rows + 1
+        found = self.inner(lower[:, :-more], upper[:, :-more])
+        unit = torch.eye(self.rows, more, dtype=lower.dtype, device=lower.device)
+        slope = torch.cat((found.slope, unit.expand(len(lower), -1, -1)), 2)
+        blame = torch.cat((found.blame, torch.zeros_like(slope[:, :, -more:])), 2)
+        least = smallest_values(slope, found.constant, lower, upper)
+        return RowBounds(slope, found.constant, least, blame, found.bent)
 
 
 def smallest_values(slope: Tensor, constant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -11,32 +11,24 @@ condensed for, in exact arithmetic: rounding errors of the condensation are in i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import sparse
-from torch import Tensor
 
 from tightrope.box import Box
-from tightrope.deadline import check_time
+from tightrope.domains.boxes.quadratic import as_squares
 from tightrope.domains.linear.rules import growth
-from tightrope.domains.reduced.reduction import reducible
 from tightrope.graph import Graph, ops
-from tightrope.graph.dense import convolution_entries, transposed_entries, transposed_shape
-from tightrope.graph.evaluate import RULES as POINT_RULES
-from tightrope.graph.evaluate import batchnorm_map
 
 Array = NDArray[Any]
 
 # Narrower inputs, relative to their size, are not worth a variable.
 THIN = 2.0**-40
 TINY = 1e-300
-MOST_ENTRIES = 1 << 25
-UNITS = 256  # inputs that are put through a pool at a time, to see what they become
+SQUARES = 6  # for each product that there may be
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,8 @@ class Condensed:
 
     Row i is `bias + weight . source` over the entries `pointer[i]` to `pointer[i + 1]`; sources
     below `inputs` are variables, others outputs of neurons. `left` is the slope of each activation
-    below zero, `varying` says which inputs the variables are.
+    below zero, `varying` says which inputs the variables are; neurons that are `square` are the
+    squares of their rows.
     """
 
     inputs: int
@@ -56,6 +49,7 @@ class Condensed:
     bias: Array
     slack: Array
     left: Array
+    square: Array
     varying: Array
 
     @property
@@ -65,7 +59,7 @@ class Condensed:
 
 
 @dataclass(frozen=True)
-class _Value:
+class Value:
     """A node's values: `matrix z + constant`, off by at most `slack`."""
 
     matrix: Any
@@ -81,41 +75,7 @@ def varying_inputs(box: Box) -> Array:
     return result
 
 
-def condense(
-    graph: Graph, boxes: dict[int, Box], matrix: Tensor, offset: Tensor, *, rounding: float
-) -> Condensed | None:
-    """Condense a float64 network; None if it has other bends than ReLUs or is too large.
-
-    `boxes` are proved bounds of nodes (batch 1): of the input, and of what activations read.
-    """
-    if not reducible(graph):
-        return None
-    with np.errstate(all="ignore"):  # what is not finite proves nothing later on
-        return _condense(graph, boxes, matrix, offset, rounding)
-
-
-def _condense(
-    graph: Graph, boxes: dict[int, Box], matrix: Tensor, offset: Tensor, rounding: float
-) -> Condensed | None:
-    condenser = _Condenser(graph, boxes, rounding)
-    values: dict[int, _Value] = {0: condenser.start()}
-    for i, node in enumerate(graph.nodes[1:], start=1):
-        check_time()
-        inputs = [values[j] for j in node.inputs]
-        if isinstance(node.op, ops.Relu | ops.LeakyRelu):
-            values[i] = condenser.activate(node.op, inputs[0], boxes[node.inputs[0]])
-        else:
-            shapes = [graph.nodes[j].shape for j in node.inputs]
-            values[i] = RULES[type(node.op)](condenser, node.op, inputs, shapes)
-        if values[i].matrix.nnz + condenser.entries > MOST_ENTRIES:
-            return None
-    last = values[len(graph.nodes) - 1]
-    rows = sparse.csr_array(matrix.double().numpy())
-    # The rows may have been rounded to float64.
-    return condenser.finish(condenser.affine(rows, offset.double().numpy(), last, extra=1))
-
-
-class _Condenser:
+class Condenser:
     """Holds the neurons found so far, and what rounding errors are measured by."""
 
     def __init__(self, graph: Graph, boxes: dict[int, Box], rounding: float) -> None:
@@ -123,18 +83,28 @@ class _Condenser:
         self.box = boxes[0]
         self.varying = np.flatnonzero(varying_inputs(boxes[0]))
         activations = [n for n in graph.nodes if isinstance(n.op, ops.Relu | ops.LeakyRelu)]
-        self.columns = len(self.varying) + sum(math.prod(node.shape) for node in activations)
+        products = [math.prod(n.shape) for n in graph.nodes if isinstance(n.op, ops.Mul)]
+        # Neurons, then products that are not yet written as squares of neurons' rows.
+        self.first = len(self.varying) + sum(math.prod(node.shape) for node in activations)
+        self.first += SQUARES * sum(products)
+        self.columns = self.first + sum(products)
         self.reach = np.zeros(self.columns)
+        self.radius = np.zeros(self.columns)  # by which they vary, about
         self.filled = len(self.varying)
-        self.parts: list[_Value] = []
+        self.parts: list[Value] = []
         self.left: list[Array] = []
+        self.square: list[Array] = []
         self.entries = 0
+        self.factors: list[tuple[Value, Value]] = []
+        self.squares: dict[bytes, int] = {}
+        self.full = False  # whether there are more squares than there is room for
 
-    def start(self) -> _Value:
+    def start(self) -> Value:
         """Return the input: variables, and numbers that stand for what hardly varies."""
         lower, upper = (t.flatten().double().numpy() for t in self.box.corners)
         count = len(self.varying)
         self.reach[:count] = np.maximum(np.abs(lower), np.abs(upper))[self.varying]
+        self.radius[:count] = (upper / 2 - lower / 2)[self.varying]
         middle = lower / 2 + upper / 2
         # At least the larger distance to an end, whatever was rounded.
         slack = np.maximum(upper - middle, middle - lower) * (1 + 4 * self.rounding)
@@ -142,9 +112,9 @@ class _Condenser:
         middle = np.where(upper > lower, middle, lower)
         middle[self.varying], slack[self.varying] = 0.0, 0.0
         places = (np.ones(count), (self.varying, np.arange(count)))
-        return _Value(sparse.csr_array(places, (len(lower), self.columns)), middle, slack)
+        return Value(sparse.csr_array(places, (len(lower), self.columns)), middle, slack)
 
-    def activate(self, op: ops.Op, value: _Value, box: Box) -> _Value:
+    def activate(self, op: ops.Op, value: Value, box: Box) -> Value:
         """Make neurons of what bends; what cannot bend on the whole box is passed on or zero."""
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
         # A value that depends on nothing is its constant, whatever rounding says.
@@ -160,9 +130,11 @@ class _Condenser:
         self.filled += int(first.sum())
         reach = np.maximum(np.maximum(upper, 0.0), -left * lower) * (1 + 1e-9)
         self.reach[place[first]] = reach[first]
-        self.parts.append(_Value(value.matrix[first], value.constant[first], value.slack[first]))
+        self.radius[place[first]] = reach[first] / 2
+        self.parts.append(Value(value.matrix[first], value.constant[first], value.slack[first]))
         self.entries += self.parts[-1].matrix.nnz
         self.left.append(np.full(int(first.sum()), left))
+        self.square.append(np.zeros(int(first.sum()), bool))
         # f(-h) is f(h) - (1 + left) h.
         factor = np.where(passed, factor, np.where(sign < 0, -(1 + left), 0.0))
         own = np.where(passed, np.arange(len(twin)), twin)
@@ -174,21 +146,93 @@ class _Condenser:
         apart = np.where(passed | first, 0.0, value.slack + value.slack[own]) * (1 + 1e-9)
         still = passed & (factor == 0)
         slack = np.where(first | still, 0.0, scaled.slack + apart)
-        return _Value(sparse.csr_array(matrix), np.where(first, 0.0, scaled.constant), slack)
+        return Value(sparse.csr_array(matrix), np.where(first, 0.0, scaled.constant), slack)
 
-    def _short(self, value: _Value, factor: Array) -> Array:
+    def multiply(self, a: Value, b: Value) -> Value:
+        """Return products of two values, number by number."""
+        begin = self.first + sum(len(left.constant) for left, _ in self.factors)
+        self.factors.append((a, b))
+        count = len(a.constant)
+        place = np.arange(begin, begin + count)
+        self.reach[place] = self.size(a) * self.size(b) * (1 + 1e-9) + TINY
+        units = (np.ones(count), (np.arange(count), place))
+        matrix = sparse.csr_array(units, (count, self.columns))
+        return Value(matrix, np.zeros(count), np.zeros(count))
+
+    def write_out(self, value: Value) -> Value:
+        """Return values without products: squares instead, each of them a neuron."""
+        products = value.matrix[:, self.first :]
+        if not products.nnz:
+            return value
+        matrix = sparse.lil_array(value.matrix)
+        matrix[:, self.first :] = 0.0
+        constant, slack = value.constant.copy(), value.slack.copy()
+        a, b = (_stack([pair[k] for pair in self.factors]) for k in (0, 1))
+        for i in np.flatnonzero(np.diff(products.indptr)):
+            span = slice(products.indptr[i], products.indptr[i + 1])
+            used, weight = products.indices[span], products.data[span]
+            linear, more, lost = self._quadratic(weight, _pick(a, used), _pick(b, used))
+            matrix[[i]] = sparse.lil_array(matrix[[i]] + linear)
+            # Two sums were rounded, each of numbers that the sizes count.
+            size = abs(linear) @ self.reach + np.abs(more) + np.abs(constant[i])
+            size = size + (abs(matrix[[i]]) @ self.reach)
+            constant[i] += more
+            slack[i] = (slack[i] + lost + growth(4, self.rounding) * size[0]) * (1 + 1e-9)
+        return Value(sparse.csr_array(matrix), constant, slack)
+
+    def _quadratic(self, weight: Array, a: Value, b: Value) -> tuple[Any, float, float]:
+        """Return `sum_k weight_k a_k b_k` as a row of neurons, a constant and what it is off."""
+        sizes, heavy = [self.size(v) for v in (a, b)], np.abs(weight)
+        used = np.flatnonzero((abs(a.matrix) + abs(b.matrix)).sum(0))
+        left, right = (v.matrix[:, used].toarray() for v in (a, b))
+        row = np.zeros(self.columns)
+        row[used] = (weight * b.constant) @ left + (weight * a.constant) @ right
+        lost = heavy @ (sizes[0] * b.slack + sizes[1] * a.slack)  # slacks are part of sizes
+        # All that is rounded are sums of products of three numbers, which the sizes bound.
+        lost += growth(len(weight) + 8, self.rounding) * 4 * (heavy @ (sizes[0] * sizes[1]))
+        squares = as_squares(weight, left, right, self.radius[used], self.rounding)
+        lost += self.reach[used] @ squares.error @ self.reach[used]
+        for part, sign in zip(squares.rows, squares.sign, strict=True):
+            whole = np.zeros(self.columns)
+            whole[used] = part
+            row[self._square(whole)] += sign
+        lost = lost * (1 + 1e-9) + TINY * (1 + self.reach.sum())
+        constant = float((weight * a.constant) @ b.constant)
+        return sparse.csr_array(row[None]), constant, lost if not self.full else np.inf
+
+    def _square(self, row: Array) -> int:
+        """Return the neuron that is the square of a row."""
+        row = row if row[np.flatnonzero(row)[0]] > 0 else 0.0 - row
+        place = self.squares.get(row.tobytes())
+        if place is not None:
+            return place
+        if self.filled == self.first:
+            self.full = True
+            return self.first - 1
+        value = Value(sparse.csr_array(row[None]), np.zeros(1), np.zeros(1))
+        place = self.squares[row.tobytes()] = self.filled
+        self.filled += 1
+        self.reach[place] = float(self.size(value)[0]) ** 2 * (1 + 1e-9) + TINY
+        self.radius[place] = self.reach[place] / 2
+        self.parts.append(value)
+        self.entries += value.matrix.nnz
+        self.left.append(np.zeros(1))
+        self.square.append(np.ones(1, bool))
+        return place
+
+    def _short(self, value: Value, factor: Array) -> Array:
         """Return which neurons that do not bend had better be written out wherever they go."""
         entries = np.diff(value.matrix.indptr)
         many = len(self.varying) + self.filled <= 2 * int((factor > 0).sum())
         result: Array = (factor == 0) | (entries <= len(self.varying)) | many
         return result
 
-    def size(self, value: _Value) -> Array:
+    def size(self, value: Value) -> Array:
         """Return how large the terms of a node's values can be."""
         result: Array = abs(value.matrix) @ self.reach + np.abs(value.constant) + value.slack
         return result
 
-    def affine(self, weight: Any, bias: Array | float, value: _Value, extra: int = 0) -> _Value:
+    def affine(self, weight: Any, bias: Array | float, value: Value, extra: int = 0) -> Value:
         """Apply a matrix and a bias; `extra` roundings went into each of its entries."""
         terms = int(np.diff(weight.indptr).max(initial=0)) + extra + 4
         size = abs(weight) @ self.size(value) + np.abs(bias)
@@ -198,16 +242,17 @@ class _Condenser:
         if not extra:
             slack = np.where(_copied(weight, value, matrix), 0.0, slack)
         matrix.eliminate_zeros()
-        return _Value(matrix, weight @ value.constant + bias, slack)
+        return Value(matrix, weight @ value.constant + bias, slack)
 
-    def _scaled(self, factor: Array, value: _Value) -> _Value:
+    def _scaled(self, factor: Array, value: Value) -> Value:
         """Multiply each value by a number; by one, minus one or zero, nothing is rounded."""
-        found = self.affine(_diagonal(factor), 0.0, value, extra=2)
+        found = self.affine(diagonal(factor), 0.0, value, extra=2)
         exact = np.isin(factor, (-1.0, 0.0, 1.0))
         return replace(found, slack=np.where(exact, np.abs(factor) * value.slack, found.slack))
 
-    def finish(self, rows: _Value) -> Condensed:
+    def finish(self, rows: Value) -> Condensed:
         """Put the rows of neurons and of the property together."""
+        rows = self.write_out(rows)
         parts = [*self.parts, rows]
         matrix = sparse.csr_array(sparse.vstack([p.matrix for p in parts]))[:, : self.filled]
         matrix.eliminate_zeros()
@@ -221,11 +266,12 @@ class _Condenser:
             bias=np.concatenate([p.constant for p in parts]),
             slack=np.concatenate([p.slack for p in parts]),
             left=np.concatenate([*self.left, np.zeros(len(rows.constant))]),
+            square=np.concatenate([*self.square, np.zeros(len(rows.constant), bool)]),
             varying=self.varying,
         )
 
 
-def _copied(weight: Any, value: _Value, product: Any) -> Array:
+def _copied(weight: Any, value: Value, product: Any) -> Array:
     """Return which rows of a product are those of the weight, exactly.
 
     That is so where they read values that are single variables, each another one: weights are then
@@ -243,11 +289,20 @@ def _copied(weight: Any, value: _Value, product: Any) -> Array:
     return result
 
 
-def _pick(value: _Value, index: Array) -> _Value:
-    return _Value(value.matrix[index], value.constant[index], value.slack[index])
+def _stack(values: list[Value]) -> Value:
+    """Put values together."""
+    return Value(
+        sparse.csr_array(sparse.vstack([v.matrix for v in values])),
+        np.concatenate([v.constant for v in values]),
+        np.concatenate([v.slack for v in values]),
+    )
 
 
-def _twins(value: _Value, wanted: Array) -> tuple[Array, Array]:
+def _pick(value: Value, index: Array) -> Value:
+    return Value(value.matrix[index], value.constant[index], value.slack[index])
+
+
+def _twins(value: Value, wanted: Array) -> tuple[Array, Array]:
     """Return for each row the first wanted one that equals it, or minus it, and that sign."""
     matrix = value.matrix
     matrix.sum_duplicates()
@@ -267,122 +322,6 @@ def _twins(value: _Value, wanted: Array) -> tuple[Array, Array]:
     return twin, sign
 
 
-# --- one rule per operation -------------------------------------------------------------------
-
-_Shapes = list[tuple[int, ...]]
-
-
-def _linear(c: _Condenser, op: ops.Linear, values: list[_Value], shapes: _Shapes) -> _Value:
-    weight = sparse.csr_array(op.weight.numpy())
-    copies = math.prod(shapes[0][:-1])
-    bias = np.zeros(weight.shape[0]) if op.bias is None else op.bias.numpy()
-    if copies > 1:
-        weight = sparse.csr_array(sparse.kron(sparse.eye_array(copies), weight))
-        bias = np.tile(bias, copies)
-    return c.affine(weight, bias, values[0])
-
-
-def _conv(c: _Condenser, op: ops.Conv2d, values: list[_Value], shapes: _Shapes) -> _Value:
-    row, column, tap, outputs = convolution_entries(op, shapes[0])
-    data = op.weight.flatten()[tap].numpy()
-    shape = (outputs, math.prod(shapes[0]))
-    weight = sparse.csr_array((data, (row.numpy(), column.numpy())), shape)
-    bias = np.zeros(outputs)
-    if op.bias is not None:
-        bias = np.repeat(op.bias.numpy(), outputs // len(op.bias))
-    return c.affine(weight, bias, values[0])
-
-
-def _conv_transpose(
-    c: _Condenser, op: ops.ConvTranspose2d, values: list[_Value], shapes: _Shapes
-) -> _Value:
-    after = tuple(transposed_shape(op, shapes[0]))
-    column, row, tap = transposed_entries(op, after)
-    entries = (op.weight.flatten()[tap].numpy(), (row.numpy(), column.numpy()))
-    weight = sparse.csr_array(entries, (math.prod(after), math.prod(shapes[0])))
-    bias = 0.0 if op.bias is None else np.repeat(op.bias.numpy(), math.prod(after[1:]))
-    return c.affine(weight, bias, values[0])
-
-
-def _batch_norm(c: _Condenser, op: ops.BatchNorm, values: list[_Value], shapes: _Shapes) -> _Value:
-    each = math.prod(shapes[0][1:])
-    factor, offset = (np.repeat(t.numpy(), each) for t in batchnorm_map(op))
-    # The offset is mean times factor and the bias: what is rounded there grows with them.
-    mean = np.repeat(np.abs(op.mean.numpy()), each) * np.abs(factor)
-    bias = 0.0 if op.bias is None else np.repeat(np.abs(op.bias.numpy()), each)
-    found = c.affine(_diagonal(factor), offset, values[0], extra=16)
-    # The factor itself may underflow, and it meets the mean and whatever comes in.
-    met = TINY * (c.size(values[0]) + np.repeat(np.abs(op.mean.numpy()), each))
-    slack = found.slack + 16 * c.rounding * (mean + bias) + met
-    return _Value(found.matrix, found.constant, slack)
-
-
-def _shift(c: _Condenser, op: ops.Shift, values: list[_Value], shapes: _Shapes) -> _Value:
-    offset = op.offset.double().expand(1, *shapes[0]).flatten().numpy()
-    return c.affine(_diagonal(np.ones(len(offset))), -offset if op.subtract else offset, values[0])
-
-
-def _scale(c: _Condenser, op: ops.Scale, values: list[_Value], shapes: _Shapes) -> _Value:
-    factor = op.factor.double().expand(1, *shapes[0]).flatten().numpy()
-    return c.affine(_diagonal(1 / factor if op.divide else factor), 0.0, values[0], extra=2)
-
-
-def _diagonal(factor: Array) -> Any:
+def diagonal(factor: Array) -> Any:
+    """Return the matrix that multiplies each number by its factor."""
     return sparse.csr_array(sparse.diags_array(factor))
-
-
-def _pool(c: _Condenser, op: ops.AvgPool, values: list[_Value], shapes: _Shapes) -> _Value:
-    size = math.prod(shapes[0])
-    parts = []
-    for place in torch.arange(size).split(UNITS):
-        check_time()
-        units = torch.zeros(len(place), size, dtype=torch.float64)
-        units[torch.arange(len(place)), place] = 1.0
-        shares = POINT_RULES[ops.AvgPool](op, units.view(-1, *shapes[0])).flatten(1)
-        parts.append(sparse.csr_array(shares.numpy()))
-    return c.affine(sparse.csr_array(sparse.vstack(parts).T), 0.0, values[0], extra=4)
-
-
-def _moved(c: _Condenser, op: ops.Op, values: list[_Value], shapes: _Shapes) -> _Value:
-    """Operations that move numbers about: they tell where to by moving the numbers' places."""
-    places, end = [], 1
-    for shape in shapes:
-        count = math.prod(shape)
-        places.append(torch.arange(end, end + count, dtype=torch.float64).view(1, *shape))
-        end += count
-    mover = ops.Pad(op.pads, 0.0) if isinstance(op, ops.Pad) else op
-    place = POINT_RULES[type(op)](mover, *places).flatten().long().numpy()
-    blank = sparse.csr_array((1, c.columns))
-    matrix = sparse.csr_array(sparse.vstack([blank, *(v.matrix for v in values)]))[place]
-    padding = [op.value if isinstance(op, ops.Pad) else 0.0]
-    constant = np.concatenate([padding, *(v.constant for v in values)])[place]
-    slack = np.concatenate([[0.0], *(v.slack for v in values)])[place]
-    return _Value(sparse.csr_array(matrix), constant, slack)
-
-
-def _sum(c: _Condenser, op: ops.Add | ops.Sub, values: list[_Value], shapes: _Shapes) -> _Value:
-    a, b = values
-    size = c.size(a) + c.size(b)
-    slack = (a.slack + b.slack + growth(2, c.rounding) * size) * (1 + 1e-9)
-    if isinstance(op, ops.Sub):
-        return _Value(sparse.csr_array(a.matrix - b.matrix), a.constant - b.constant, slack)
-    return _Value(sparse.csr_array(a.matrix + b.matrix), a.constant + b.constant, slack)
-
-
-RULES: dict[type[ops.Op], Callable[..., _Value]] = {
-    ops.Linear: _linear,
-    ops.Conv2d: _conv,
-    ops.ConvTranspose2d: _conv_transpose,
-    ops.BatchNorm: _batch_norm,
-    ops.Shift: _shift,
-    ops.Scale: _scale,
-    ops.AvgPool: _pool,
-    ops.Reshape: _moved,
-    ops.Permute: _moved,
-    ops.Pad: _moved,
-    ops.Slice: _moved,
-    ops.Take: _moved,
-    ops.Concat: _moved,
-    ops.Add: _sum,
-    ops.Sub: _sum,
-}

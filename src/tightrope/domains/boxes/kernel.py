@@ -12,66 +12,20 @@ box, and a `size`, the sum of its terms' absolute values: a sum of n products is
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tightrope.domains.boxes.room import Array, Found, Room, Rows
 
 EPS = 2.0**-52  # twice the unit roundoff: a bound whichever way operations are rounded
 MORE = 1 + 1e-9  # covers what is rounded in sizes and losses themselves
 TINY = 1e-300  # covers underflow
 ZERO, PASSED, BENT = 0, 1, 2
+STEPS = 6  # in which the lines of a row are improved
+FIRST, SHORTER = 0.6, 0.7  # how far they may move at first, and later on
 WORK = 1e9  # multiply-adds for one box; what needs more had better be cut first
-
-
-class Rows(NamedTuple):
-    """What `Condensed` holds, as the kernel takes it."""
-
-    neurons: int
-    pointer: Array
-    source: Array
-    weight: Array
-    bias: Array
-    slack: Array
-    left: Array
-
-
-class Room(NamedTuple):
-    """Where the state of one box is kept; its neurons first, then its bent ones."""
-
-    kind: Array  # [neurons]
-    number: Array  # [neurons]: of a bent neuron
-    factor: Array  # [neurons]: by which a passed form counts
-    begin: Array  # [neurons]: of the form in `forms`
-    length: Array  # [neurons]
-    loss: Array  # [neurons]
-    size: Array  # [neurons]
-    forms: Array
-    owner: Array  # [bent]: the neuron
-    low: Array  # [bent]: smallest output
-    high: Array  # [bent]: largest output
-    below: Array  # [bent]: slope of the line below
-    above: Array  # [bent]: slope of the line above
-    peak: Array  # [bent]: what the line above is at zero
-    gap: Array  # [bent, 2]: the most that the lines are off, below and above
-    share: Array  # [bent, inputs]: how much of the neuron's width is due to each input
-    form: Array
-    work: Array
-    picked: Array  # [most entries of a row]
-    factors: Array
-
-
-class Found(NamedTuple):
-    """Where the bounds of all boxes go: each row is at least `slope . x + constant`."""
-
-    slope: Array  # [boxes, rows, inputs]
-    constant: Array  # [boxes, rows]
-    lower: Array  # [boxes, rows]
-    blame: Array  # [boxes, rows, inputs]: what of the looseness is due to each input
-    bent: Array  # [boxes]
 
 
 def compiled(function: Any) -> Any:
@@ -84,41 +38,6 @@ def compiled(function: Any) -> Any:
         return njit(**options)(function)
 
 
-def make_room(rows: Rows, inputs: int, capacity: int) -> Room:
-    """Return room for boxes of so many inputs, with so many numbers for forms."""
-    count, width = rows.neurons, inputs + 1 + rows.neurons
-    most = int(np.diff(rows.pointer).max(initial=1))
-
-    def whole() -> Array:
-        return np.empty(count, np.int64)
-
-    def real(*more: int) -> Array:
-        return np.empty((count, *more))
-
-    return Room(
-        kind=whole(),
-        number=whole(),
-        factor=real(),
-        begin=whole(),
-        length=whole(),
-        loss=real(),
-        size=real(),
-        forms=np.empty(capacity),
-        owner=whole(),
-        low=real(),
-        high=real(),
-        below=real(),
-        above=real(),
-        peak=real(),
-        gap=real(2),
-        share=real(inputs),
-        form=np.empty(width),
-        work=np.empty(width),
-        picked=np.empty(most, np.int64),
-        factors=np.empty(most),
-    )
-
-
 @compiled
 def growth(terms: int) -> float:
     """Return the relative error of a sum of so many products, and some more around it."""
@@ -127,25 +46,90 @@ def growth(terms: int) -> float:
 
 
 @compiled
-def bound_boxes(lower: Array, upper: Array, rows: Rows, room: Room, found: Found) -> None:
-    """Bound the rows of the property on boxes [boxes, inputs]."""
-    count, inputs = len(rows.bias) - rows.neurons, lower.shape[1]
+def bound_boxes(
+    lower: Array, upper: Array, wanted: Array, rows: Rows, room: Room, found: Found
+) -> None:
+    """Bound the rows of the property that are wanted, [boxes, rows], on boxes [boxes, inputs]."""
+    count = len(rows.bias) - rows.neurons
     for b in range(len(lower)):
         bent = bend(lower[b], upper[b], rows, room)
         found.bent[b] = bent
         for r in range(count):
             slope, blame = found.slope[b, r], found.blame[b, r]
-            if bent < 0:  # nothing is known
+            if bent < 0 or not wanted[b, r]:  # nothing is known
                 slope[:], blame[:] = 0.0, upper[b] - lower[b]
                 found.constant[b, r] = -np.inf
                 found.lower[b, r] = -np.inf
                 continue
-            length, loss, size = compose(rows.neurons + r, lower[b], upper[b], rows, room)
-            constant, least = substitute(1.0, length, loss, size, lower[b], upper[b], room, blame)
-            for i in range(inputs):
-                slope[i] = room.work[i]
+            form = compose(rows.neurons + r, lower[b], upper[b], rows, room)
+            constant, least = raise_bound(form, lower[b], upper[b], bent, rows, room, slope, blame)
             found.constant[b, r] = constant
             found.lower[b, r] = least
+
+
+@compiled
+def raise_bound(
+    form: tuple[int, float, float],
+    lower: Array,
+    upper: Array,
+    bent: int,
+    rows: Rows,
+    room: Room,
+    slope: Array,
+    blame: Array,
+) -> tuple[float, float]:
+    """Bound `room.form` from below, its lines improved; return constant and smallest value.
+
+    Any line below will do: slopes of ReLUs, points at which tangents touch. They follow what their
+    neurons see where the bound is attained. Those of the neurons are put back in the end.
+    """
+    length, loss, size = form
+    inputs, nobody = len(lower), room.work[:0]
+    for v in range(bent):
+        room.kept[v, 0], room.kept[v, 1] = room.below[v], room.base[v]
+    constant, least = substitute(1.0, length, loss, size, lower, upper, room, blame)
+    for j in range(inputs):
+        slope[j] = room.work[j]
+    step = FIRST
+    for _ in range(STEPS):
+        if not least <= 0 or length == inputs + 1:
+            break
+        follow(length, step, lower, upper, rows, room)
+        step *= SHORTER
+        other, new = substitute(1.0, length, loss, size, lower, upper, room, nobody)
+        if new > least:
+            constant, least = other, new
+            for j in range(inputs):
+                slope[j] = room.work[j]
+    for v in range(bent):
+        room.below[v], room.base[v] = room.kept[v, 0], room.kept[v, 1]
+    return constant, least
+
+
+@compiled
+def follow(length: int, step: float, lower: Array, upper: Array, rows: Rows, room: Room) -> None:
+    """Move the lines below towards what neurons see where the last bound is attained."""
+    inputs, work, forms, seen = len(lower), room.work, room.forms, room.seen
+    for j in range(inputs):
+        seen[j] = lower[j] if work[j] >= 0 else upper[j]
+    seen[inputs] = 1.0
+    for c in range(inputs + 1, length):
+        v, a = c - inputs - 1, work[c]
+        i = room.owner[v]
+        begin, value = room.begin[i], 0.0
+        for e in range(room.length[i]):
+            value += forms[begin + e] * seen[e]
+        if a < 0:
+            seen[c] = room.above[v] * value + room.peak[v]
+            continue
+        seen[c] = room.below[v] * value + room.base[v]
+        if rows.square[i]:
+            middle = room.below[v] / 2
+            middle += step * (value - middle)
+            room.below[v], room.base[v] = 2 * middle, base_of(middle)
+        elif room.wide[v] > 0:
+            moved = room.below[v] + step * min(max(4 * value / room.wide[v], -1.0), 1.0)
+            room.below[v] = min(max(moved, rows.left[i]), 1.0)
 
 
 @compiled
@@ -159,14 +143,18 @@ def bend(lower: Array, upper: Array, rows: Rows, room: Room) -> int:
         spent += float(length) * (rows.pointer[i + 1] - rows.pointer[i])
         kept = True
         share = room.share[bent]
-        if least < 0 and most > 0:
+        square = rows.square[i]
+        if square or (least < 0 and most > 0):
+            for j in range(inputs):
+                share[j] = abs(room.form[j]) * (upper[j] - lower[j])
+        if length > inputs + 1 and (square or (least < 0 and most > 0)):
             spent += float(length) * length
             for j in range(inputs):
                 share[j] = 0.0
             other = substitute(1.0, length, loss, size, lower, upper, room, nobody)[1]
             if other > least:
                 least = other
-            if least < 0:
+            if square or least < 0:
                 for j in range(inputs):
                     share[j] += abs(room.work[j]) * (upper[j] - lower[j])
                 other = -substitute(-1.0, length, loss, size, lower, upper, room, nobody)[1]
@@ -174,7 +162,10 @@ def bend(lower: Array, upper: Array, rows: Rows, room: Room) -> int:
                     most = other
                 for j in range(inputs):
                     share[j] += abs(room.work[j]) * (upper[j] - lower[j])
-        if most <= 0:
+        if square:
+            draw_square(i, bent, least, most, room)
+            bent += 1
+        elif most <= 0:
             kept = rows.left[i] != 0
             room.kind[i], room.factor[i] = (PASSED if kept else ZERO), rows.left[i]
         elif least >= 0:
@@ -204,11 +195,44 @@ def draw_lines(i: int, v: int, least: float, most: float, left: float, room: Roo
     peak = max((left - slope) * least, (1 - slope) * most)
     room.above[v] = slope
     room.peak[v] = peak + 8 * EPS * (most - least) + TINY
+    room.base[v] = 0.0
     room.below[v] = 1.0 if most > -least else left
     room.low[v] = left * least * MORE - TINY
     room.high[v] = most
     room.gap[v, 0] = (1 - left) * min(most, -least)
     room.gap[v, 1] = peak
+    room.wide[v] = most - least
+    divide_shares(v, room)
+
+
+@compiled
+def base_of(middle: float) -> float:
+    """Return where the tangent of a square is at zero, or below."""
+    return -middle * middle * (1 + 4 * EPS) - TINY
+
+
+@compiled
+def draw_square(i: int, v: int, least: float, most: float, room: Room) -> None:
+    """Enclose the square of a row that lies in [least, most] by a tangent and a chord."""
+    room.kind[i], room.number[i], room.owner[v] = BENT, v, i
+    middle, slope = least / 2 + most / 2, least + most
+    size = max(least * least, most * most)
+    # Any tangent lies below; the chord must clear both ends.
+    room.below[v] = 2 * middle
+    room.base[v] = base_of(middle)
+    room.above[v] = slope
+    room.peak[v] = max(least * (least - slope), most * (most - slope)) + 8 * EPS * size + TINY
+    apart = least > 0 or most < 0
+    room.low[v] = min(least * least, most * most) / MORE - TINY if apart else 0.0
+    room.high[v] = size * MORE + TINY
+    room.gap[v, 0] = (most - least) * (most - least) / 4
+    room.gap[v, 1] = room.gap[v, 0]
+    divide_shares(v, room)
+
+
+@compiled
+def divide_shares(v: int, room: Room) -> None:
+    """Make what inputs contribute to the width of a bent neuron shares of one."""
     total = 0.0
     for j in range(room.share.shape[1]):
         total += room.share[v, j]
@@ -274,16 +298,11 @@ def compose(i: int, lower: Array, upper: Array, rows: Rows, room: Room) -> tuple
 @compiled
 def add_forms(picked: int, form: Array, room: Room) -> None:
     """Add multiples of the forms of some neurons, four at a time."""
-    forms = room.forms
+    forms, factors = room.forms, room.factors
     k = 0
     while k + 4 <= picked:
         a, b, c, d = room.picked[k], room.picked[k + 1], room.picked[k + 2], room.picked[k + 3]
-        fa, fb, fc, fd = (
-            room.factors[k],
-            room.factors[k + 1],
-            room.factors[k + 2],
-            room.factors[k + 3],
-        )
+        fa, fb, fc, fd = factors[k], factors[k + 1], factors[k + 2], factors[k + 3]
         common = min(min(room.length[a], room.length[b]), min(room.length[c], room.length[d]))
         at, bt, ct, dt = room.begin[a], room.begin[b], room.begin[c], room.begin[d]
         for e in range(common):
@@ -351,10 +370,12 @@ def substitute(
         i = room.owner[v]
         if a > 0:
             factor = a * room.below[v]
+            work[inputs] += a * room.base[v]
+            scale += abs(a * room.base[v])
         else:
             factor = a * room.above[v]
             work[inputs] += a * room.peak[v]
-            scale -= a * room.peak[v]
+            scale += abs(a * room.peak[v])
         steps += 1
         for j in range(len(blame)):
             blame[j] += abs(a) * room.gap[v, 0 if a > 0 else 1] * room.share[v, j]

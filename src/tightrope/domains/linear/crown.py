@@ -23,6 +23,7 @@ from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
 from tightrope.domains.linear.bounded import COPIES, MEMORY, Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.extrema import as_extremum
+from tightrope.domains.linear.factors import PRODUCTS, Factors, varies
 from tightrope.domains.linear.forms import few_inputs, tighter
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.relaxations import lines, unstable
@@ -44,19 +45,22 @@ class Effort:
     """How hard to try.
 
     `iterations` optimises slopes (0: CROWN with the default ones, None: CROWN-IBP, interval
-    bounds before all activations). Layers whose optimisation would take more than `work`
-    multiply-adds, or more than `memory` bytes for their matrices, keep default slopes.
+    bounds before all activations, with affine `forms` where few inputs vary). Layers whose
+    optimisation would take more than `work` multiply-adds, or more than `memory` bytes for their
+    matrices, keep default slopes.
     """
 
     iterations: int | None = 10
     rate: float = 0.5
     memory: int = MEMORY
     work: float = WORK
+    forms: bool = True
 
 
 ALPHA = Effort()
 CROWN = Effort(iterations=0)
-CROWN_IBP = Effort(iterations=None)
+CROWN_FORMS = Effort(iterations=None)
+CROWN_IBP = Effort(iterations=None, forms=False)
 
 
 def relax(
@@ -77,8 +81,8 @@ def relax(
     box = cornered(box, rounding)
     sizes = Magnitudes(graph, box)
     found = Relaxation(graph, {0: box}, {}, sizes.terms, rounding)
-    mixed = _mixed(graph)
-    forms = None if effort.iterations is None else few_inputs(graph, box, rounding)
+    mixed, factors = _mixed(graph), Factors(graph, box, rounding)
+    forms = few_inputs(graph, box, rounding) if effort.forms else None
     reducer = None
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
         reducer = Reducer(found, memory=effort.memory)
@@ -99,9 +103,10 @@ def relax(
             before = found.boxes[node.inputs[0]]
             bounds = tighter(bounds, forms.visit(i, bounds, before, found.lines.get(i)))
         if i not in found.lines:
-            reading = [graph.nodes[j].op for j in readers[i]]
-            reading = [op for op in reading if _worthwhile(found, effort, mixed[i], op)]
-            needs = _needed(bounds, reading)
+            heard = [(j, graph.nodes[j].op) for j in readers[i]]
+            heard = [(j, op) for j, op in heard if _worthwhile(found, effort, mixed[i], op)]
+            reading = [op for _, op in heard]
+            needs = _needed(i, bounds, heard, factors)
             # What has no rule has no better bounds than its box.
             if needs is not None and not _many(node) and not _by_intervals(node.op):
                 # ReLUs need no more than a sign.
@@ -211,16 +216,20 @@ def _both(first: Box, second: Box) -> Box:
     return Box(lower, torch.maximum(lower, torch.minimum(first.upper, second.upper)))
 
 
-def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
-    """Return which neurons an activation that reads them would like to know better."""
+def _needed(
+    i: int, bounds: Box, readers: list[tuple[int, ops.Op]], factors: Factors
+) -> Tensor | None:
+    """Return which numbers of node i the nodes that read them would like to know better."""
     masks = []
-    for op in readers:
+    for j, op in readers:
         if isinstance(op, ops.Relu | ops.LeakyRelu):
             masks.append(unstable(bounds))
         elif _tests_a_sign(op):
             masks.append((bounds.lower <= 0) & (bounds.upper >= 0) & (bounds.lower < bounds.upper))
+        elif isinstance(op, PRODUCTS):
+            masks.append(varies(bounds) & factors.bend(i, j))
         elif isinstance(op, (*ACTIVATIONS, *BOXED, ops.Differences)) or _by_intervals(op):
-            masks.append(bounds.lower < bounds.upper)
+            masks.append(varies(bounds))
     if not masks:
         return None
     return torch.stack(masks).any(0)

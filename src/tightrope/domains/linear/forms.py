@@ -53,15 +53,17 @@ class Form:
 class Forms:
     """The forms of a network's nodes; those that nobody reads any more are forgotten."""
 
-    def __init__(self, graph: Graph, box: Box, varies: Tensor, rounding: float) -> None:
+    def __init__(self, graph: Graph, box: Box, noises: int, rounding: float) -> None:
         self.graph, self.rounding = graph, rounding
         self.left = [len(readers) for readers in graph.consumers()]
-        self.noises = len(varies)
+        self.noises = noises
         lower, upper = box.corners
         half = flat(upper / 2 - lower / 2)
         generators = half.new_zeros(len(half), self.noises, half.shape[1])
-        each = torch.arange(self.noises, device=varies.device)
-        generators[:, each, varies] = half[:, varies]
+        # Each box numbers the inputs that vary in it.
+        varies = flat(lower < upper)
+        owner, place = varies.nonzero(as_tuple=True)
+        generators[owner, varies.cumsum(1)[owner, place] - 1, place] = half[owner, place]
         center, slack = lower / 2 + upper / 2, self._slack(box)
         shape = (len(half), self.noises, *center.shape[1:])
         self.held = {0: Form(center, generators.view(shape), slack)}
@@ -130,10 +132,10 @@ class Forms:
 
 
 def few_inputs(graph: Graph, box: Box, rounding: float) -> Forms | None:
-    """Return affine forms over the inputs if few of them vary, and some do."""
+    """Return affine forms over the inputs if few of them vary in each box, and some do."""
     lower, upper = box.corners
-    varies = flat(lower < upper).any(0).nonzero()[:, 0]
-    return Forms(graph, box, varies, rounding) if 0 < len(varies) <= FEW_INPUTS else None
+    noises = int(flat(lower < upper).sum(1).max())
+    return Forms(graph, box, noises, rounding) if 0 < noises <= FEW_INPUTS else None
 
 
 def tighter(bounds: Box, other: Box) -> Box:
@@ -191,6 +193,19 @@ def _difference(op: ops.Sub, inputs: list[Form], rounding: float) -> Form:
     return _linear(ops.Add(), [a, Form(-b.center, -b.generators, b.radius)], rounding)
 
 
+def _product(op: ops.Mul, inputs: list[Form], rounding: float) -> Form:
+    """Around the middles of both; where one factor is a number, that is all there is."""
+    a, b = inputs
+    reach, other = a.spread + a.radius, b.spread + b.radius
+    radius = a.center.abs() * b.radius + b.center.abs() * a.radius + reach * other
+    if rounding:
+        count = a.count + 8
+        size = (a.center.abs() + reach) * (b.center.abs() + other)
+        radius = radius + growth(count, rounding) * size + count * tiny(size)
+    generators = a.center[:, None] * b.generators + b.center[:, None] * a.generators
+    return Form(a.center * b.center, generators, radius)
+
+
 def _rearranged(op: ops.Op, inputs: list[Form], rounding: float) -> Form:
     """Numbers take other places; none is rounded."""
     rule = POINT_RULES[type(op)]
@@ -236,6 +251,7 @@ RULES: dict[type[ops.Op], Callable[[Any, list[Form], float], Form]] = {
     ops.AvgPool: _linear,
     ops.Add: _linear,
     ops.Sub: _difference,
+    ops.Mul: _product,
     ops.Shift: _shift,
     ops.Reshape: _rearranged,
     ops.Permute: _rearranged,

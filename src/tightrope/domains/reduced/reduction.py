@@ -150,10 +150,13 @@ LINEAR = (
 )
 
 
-def reducible(graph: Graph) -> bool:
-    """Return whether all nonlinear operations are ReLUs or LeakyReLUs with slope below 1."""
+def reducible(graph: Graph, besides: tuple[type[ops.Op], ...] = ()) -> bool:
+    """Return whether all nonlinear operations are ReLUs or LeakyReLUs with slope below 1.
+
+    Or others, `besides` them.
+    """
     return all(
-        isinstance(node.op, (*LINEAR, ops.Relu))
+        isinstance(node.op, (*LINEAR, ops.Relu, *besides))
         or (isinstance(node.op, ops.LeakyRelu) and node.op.slope < 1)
         for node in graph.nodes
     )
