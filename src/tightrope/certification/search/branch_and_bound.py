@@ -30,14 +30,13 @@ from tightrope.certification.search.pool import Pool
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.reduced.leaves import solve_leaf
 from tightrope.domains.reduced.reduction import Reduced
-from tightrope.domains.reduced.regions import KEPT, Regions, Tightener, work
+from tightrope.domains.reduced.regions import KEPT, Regions, Tightener
 from tightrope.domains.reduced.replay import strict_bounds
 from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems, join
 
 # Points of the lowest bounds are tried in each of the first rounds, and every so many later.
 EAGER = 8
 TRIED = 64
-MOST_WORK = 2e10  # operations that one region may take
 # Multi-neuron constraints are chosen by what so many subproblems of the lowest bounds need.
 CUT_FOR = 512
 
@@ -89,7 +88,7 @@ class BranchAndBound:
         self.cutter = Cutter(network, settings=CutSettings(share=share))
         self.bounder = Bounder(self.network.to(torch.float32))
         self.regions = Regions.of(network)
-        self.patience = Patience()
+        self.patience = Patience(network.size)
         self._tightener: Tightener | None = None
         self.pool: Pool | None = None
         self.count = 0
@@ -114,6 +113,7 @@ class BranchAndBound:
         first = torch.ones_like(proved)
         first[1:] = self.group[order[1:]] != self.group[order[:-1]]
         index = order[first & ~torch.isin(self.group[order], settled)]
+        self.roots = problems[index], bound[index]
         self.pool = Pool(problems[index], bound[index])
         if not len(self.pool):
             return self._proof()
@@ -206,10 +206,10 @@ class BranchAndBound:
             leaves, bound = batch[free == 0], before[free == 0]
             done, point = self._solve_leaves(leaves, deadline)
             pool.add(leaves[done:], bound[done:])
-            batch, free = batch[free > 0], free[free > 0]
+            batch, before = batch[free > 0], before[free > 0]
             if not len(batch) or point is not None:
                 return point
-        batch = self._tightened(pool, batch)
+        batch = self._tightened(pool, batch, before)
         if not len(batch):
             return None
         free = ((batch.sign == 0) & self.bounder.bends).sum(1)
@@ -229,17 +229,21 @@ class BranchAndBound:
         pool.add(new, bound)
         return None
 
-    def _tightened(self, pool: Pool, batch: Subproblems) -> Subproblems:
+    def _tightened(self, pool: Pool, batch: Subproblems, before: Tensor) -> Subproblems:
         """Bound the neurons of deep subproblems again; return what is left to be split."""
-        if self.regions.full or self.count < self.settings.region_count:
+        fixed, patience = self.settings.region_depth, self.patience
+        if self.regions.full or (fixed is None and not patience.due):
             return batch
-        fixed = self.settings.region_depth
-        if fixed is None and (work(self.network) > MOST_WORK or self.patience.spent):
-            return batch
-        due = self.regions.since(batch) >= (self.patience.depth if fixed is None else fixed)
-        due[due.nonzero()[self.patience.most(self.settings.regions) :, 0]] = False
+        first = not patience.made
+        since = self.regions.since(batch)
+        wanted = since >= (patience.depth if fixed is None else fixed)
+        due = _spread(wanted, patience.most(self.settings.regions))
         if not due.any():
             return batch
+        rest = ~due
+        if patience.eager:  # the others have to wait
+            pool.add(batch[wanted & ~due], before[wanted & ~due])
+            rest = ~wanted
         started = time.monotonic()
         chosen = batch[due]
         box = self.tightener(chosen, self.regions.held(chosen))
@@ -248,11 +252,16 @@ class BranchAndBound:
             self.lowest = min(self.lowest, KEPT)
         chosen, box = chosen[open_ones], box.map(lambda t: t[open_ones])
         chosen = self.regions.enter(chosen, box, self.bounder)
-        bound, chosen = self._bound(chosen, self._iterations)
-        self.patience.note_regions(len(open_ones), len(chosen), time.monotonic() - started)
+        bound, chosen = self._bound(chosen, self.settings.patient_iterations)
+        patience.note_regions(len(open_ones), len(chosen), time.monotonic() - started)
+        if first and fixed is None and patience.eager and self.cuts is None:
+            # What is open was split more often than it should have been.
+            pool.take_all()
+            pool.add(*self.roots)
+            return batch[:0]
         free = ((chosen.sign == 0) & self.bounder.bends).any(1)
         pool.add(chosen[~free], bound[~free])
-        return join([batch[~due], chosen[free]])
+        return join([batch[rest], chosen[free]])
 
     def _bound(self, problems: Subproblems, iterations: int) -> tuple[Tensor, Subproblems]:
         """Bound subproblems; return those that stay open."""
@@ -308,7 +317,9 @@ class BranchAndBound:
 
     def _levels(self, count: int, free: int) -> int:
         levels = 1
-        while count << (levels + 1) <= self.settings.smallest_batch * 2 and levels < 4:
+        # A batch of regions is large enough by their neurons.
+        most = 1 if self.patience.eager else 4
+        while count << (levels + 1) <= self.settings.smallest_batch * 2 and levels < most:
             levels += 1
         return min(levels, free)
 
@@ -347,6 +358,13 @@ class BranchAndBound:
             self.stuck += 1
             self.lowest = min(self.lowest, _number(bound)[0].item())
         return len(problems), None
+
+
+def _spread(wanted: Tensor, most: int) -> Tensor:
+    """Return at most so many of those that are wanted, evenly spread."""
+    place = wanted.nonzero()[:, 0]
+    chosen = place[torch.linspace(0, len(place) - 1, min(most, len(place))).long()]
+    return torch.zeros_like(wanted).index_fill(0, chosen, True)
 
 
 def _number(bound: Tensor) -> Tensor:
