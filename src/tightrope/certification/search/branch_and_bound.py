@@ -14,6 +14,7 @@ A search that goes on for long gets multi-neuron constraints (`cutting.py`).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,18 +26,20 @@ from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.budget import fitting, rows_at_once
 from tightrope.certification.search import branching
 from tightrope.certification.search.cutting import ROUNDS, CutSettings, Cutter
+from tightrope.certification.search.patience import TRIED as TRIAL
 from tightrope.certification.search.patience import Patience
 from tightrope.certification.search.pool import Pool
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.reduced.leaves import solve_leaf
 from tightrope.domains.reduced.reduction import Reduced
-from tightrope.domains.reduced.regions import KEPT, Regions, Tightener
+from tightrope.domains.reduced.regions import KEPT, Regions, Tightener, work
 from tightrope.domains.reduced.replay import strict_bounds
 from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems, join
 
 # Points of the lowest bounds are tried in each of the first rounds, and every so many later.
 EAGER = 8
 TRIED = 64
+MOST_WORK = 2e10  # operations that one region may take, unless regions close most of what is open
 # Multi-neuron constraints are chosen by what so many subproblems of the lowest bounds need.
 CUT_FOR = 512
 
@@ -113,7 +116,7 @@ class BranchAndBound:
         first = torch.ones_like(proved)
         first[1:] = self.group[order[1:]] != self.group[order[:-1]]
         index = order[first & ~torch.isin(self.group[order], settled)]
-        self.roots = problems[index], bound[index]
+        self.roots = problems[index]
         self.pool = Pool(problems[index], bound[index])
         if not len(self.pool):
             return self._proof()
@@ -147,6 +150,8 @@ class BranchAndBound:
                 return cause
             if self.rounds in ROUNDS[self.settings.cuts]:
                 self._cut(pool, deadline)
+            if self._trial_is_due:
+                self._begin_again(pool)
             point = self._round(pool, deadline) if len(pool) else None
             self.rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
@@ -201,7 +206,7 @@ class BranchAndBound:
     def _work_on(
         self, pool: Pool, batch: Subproblems, before: Tensor, deadline: float
     ) -> Tensor | None:
-        free = ((batch.sign == 0) & self.bounder.bends).sum(1)
+        free = self._free(batch)
         if (free == 0).any():
             leaves, bound = batch[free == 0], before[free == 0]
             done, point = self._solve_leaves(leaves, deadline)
@@ -212,15 +217,7 @@ class BranchAndBound:
         batch = self._tightened(pool, batch, before)
         if not len(batch):
             return None
-        free = ((batch.sign == 0) & self.bounder.bends).sum(1)
-        levels = self._levels(len(batch), int(free.min()))
-        neurons = branching.choose(
-            self.bounder,
-            batch,
-            rule=self.settings.branching,
-            levels=levels,
-            candidates=max(self.settings.candidates, levels),
-        )
+        neurons = self._chosen(batch, self._levels(len(batch), int(self._free(batch).min())))
         started = time.monotonic()
         new = branching.children(batch, neurons)
         count = len(new)
@@ -232,11 +229,9 @@ class BranchAndBound:
     def _tightened(self, pool: Pool, batch: Subproblems, before: Tensor) -> Subproblems:
         """Bound the neurons of deep subproblems again; return what is left to be split."""
         fixed, patience = self.settings.region_depth, self.patience
-        if self.regions.full or (fixed is None and not patience.due):
+        if self.regions.full or not (patience.eager or self._regions_are_due):
             return batch
-        first = not patience.made
-        since = self.regions.since(batch)
-        wanted = since >= (patience.depth if fixed is None else fixed)
+        wanted = self.regions.since(batch) >= (patience.depth if fixed is None else fixed)
         due = _spread(wanted, patience.most(self.settings.regions))
         if not due.any():
             return batch
@@ -244,24 +239,52 @@ class BranchAndBound:
         if patience.eager:  # the others have to wait
             pool.add(batch[wanted & ~due], before[wanted & ~due])
             rest = ~wanted
-        started = time.monotonic()
-        chosen = batch[due]
-        box = self.tightener(chosen, self.regions.held(chosen))
-        open_ones = ~(box.lower > box.upper).any(1)
-        if not open_ones.all():
-            self.lowest = min(self.lowest, KEPT)
-        chosen, box = chosen[open_ones], box.map(lambda t: t[open_ones])
-        chosen = self.regions.enter(chosen, box, self.bounder)
-        bound, chosen = self._bound(chosen, self.settings.patient_iterations)
-        patience.note_regions(len(open_ones), len(chosen), time.monotonic() - started)
-        if first and fixed is None and patience.eager and self.cuts is None:
-            # What is open was split more often than it should have been.
-            pool.take_all()
-            pool.add(*self.roots)
-            return batch[:0]
+        bound, chosen = self._make_regions(batch[due])
         free = ((chosen.sign == 0) & self.bounder.bends).any(1)
         pool.add(chosen[~free], bound[~free])
         return join([batch[rest], chosen[free]])
+
+    def _make_regions(self, problems: Subproblems) -> tuple[Tensor, Subproblems]:
+        """Bound the neurons of subproblems again; return those that stay open."""
+        started = time.monotonic()
+        box = self.tightener(problems, self.regions.held(problems))
+        still = ~(box.lower > box.upper).any(1)
+        if not still.all():
+            self.lowest = min(self.lowest, KEPT)
+        left = self.regions.enter(problems[still], box.map(lambda t: t[still]), self.bounder)
+        bound, left = self._bound(left, self.settings.patient_iterations)
+        self.patience.note_regions(len(problems), len(left), time.monotonic() - started)
+        return bound, left
+
+    def _begin_again(self, pool: Pool) -> None:
+        """See if regions near the root close most of what is there; if so, go on from there."""
+        roots = self.roots
+        levels = max(2, math.ceil(math.log2(2 * TRIAL / len(roots))))
+        chosen = self._chosen(roots, min(levels, int(self._free(roots).min())))
+        bound, new = self._bound(branching.children(roots, chosen), self.settings.iterations)
+        tried = _spread(torch.ones_like(bound, dtype=torch.bool), TRIAL)
+        if not len(bound):
+            pool.take_all()
+            return
+        lowest, left = self._make_regions(new[tried])
+        if self.patience.eager:
+            pool.take_all()
+            pool.add(new[~tried], bound[~tried])
+            pool.add(left, lowest)
+
+    def _free(self, problems: Subproblems) -> Tensor:
+        """Return how many neurons of subproblems can be split, [D]."""
+        return ((problems.sign == 0) & self.bounder.bends).sum(1)
+
+    def _chosen(self, problems: Subproblems, levels: int) -> Tensor:
+        """Return the neurons to split, [D, levels]."""
+        return branching.choose(
+            self.bounder,
+            problems,
+            rule=self.settings.branching,
+            levels=levels,
+            candidates=max(self.settings.candidates, levels),
+        )
 
     def _bound(self, problems: Subproblems, iterations: int) -> tuple[Tensor, Subproblems]:
         """Bound subproblems; return those that stay open."""
@@ -277,6 +300,23 @@ class BranchAndBound:
             return bound, problems
         still = ~self._prove(bound, problems, promising)[0]
         return bound[still], problems[still]
+
+    @property
+    def _regions_are_due(self) -> bool:
+        """Whether deep subproblems may become regions."""
+        if self.count < self.settings.region_count or self.regions.full:
+            return False
+        if self.settings.region_depth is not None:
+            return True
+        return work(self.network) <= MOST_WORK and not self.patience.spent
+
+    @property
+    def _trial_is_due(self) -> bool:
+        """Whether to see what regions do near the root, with much more being open."""
+        if self.settings.region_depth is not None or self.cuts is not None or self.patience.made:
+            return False
+        much = len(self.pool or ()) > TRIAL * len(self.roots)
+        return much and (self.patience.trial_is_due or self._regions_are_due)
 
     @property
     def tightener(self) -> Tightener:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# The first regions are a trial, once children have taken as long as they will.
-TRIED = 8
+# The first regions are a trial near the root, once children have taken so many times as long.
+TRIED, WAIT = 8, 4
 # A region costs about as much as so many children for each neuron, until that is measured.
 PER_NEURON = 2
-# Of the last so many regions, a share above or below which they are made earlier or later.
+# Shares of the last so many regions that are closed: with more they are made earlier, with most of
+# them closed instead of children, with few or fewer later.
 RECENT, MANY, MOST, FEW, FEWER = 16, 0.8, 0.5, 0.4, 0.2
-SHARE = 0.5  # of the children's time, for regions of which most stay open
+SHARE = 0.25  # of the children's time, for regions of which most stay open
 
 
 @dataclass
 class Patience:
     """When bounding the neurons of a subproblem again pays.
 
-    Regions of which many are closed take the place of children (`eager`), and are made after the
-    fewest signs with which that is so. Others are made after so many signs that all their children
-    would take as long.
+    Regions of which most are closed take the place of children (`eager`), after as few signs as
+    possible. Others are made after so many signs that all their children would take as long, within
+    a share of the time. `depth` is the number of signs.
     """
 
     size: int  # neurons
@@ -35,11 +36,15 @@ class Patience:
     closed: int = 0  # of the recent ones
 
     @property
-    def due(self) -> bool:
-        """Whether regions may be made now."""
-        if not self.made:
-            return self.on_children >= TRIED * PER_NEURON * self.size * self.per_child > 0
-        return self.eager or self.on_regions <= SHARE * self.on_children
+    def trial_is_due(self) -> bool:
+        """Whether it is time to see what regions do near the root."""
+        expected = TRIED * PER_NEURON * self.size * self.per_child
+        return self.on_children >= WAIT * expected > 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether enough time went into regions that close too little."""
+        return not self.eager and self.on_regions > SHARE * self.on_children
 
     def most(self, allowed: int) -> int:
         """Return how many regions a round may make: few at first, then those of a second."""
@@ -64,15 +69,15 @@ class Patience:
         self.per_region = seconds / count
         self.on_regions += seconds
         self.recent, self.closed = self.recent + count, self.closed + count - left
-        if self.recent < RECENT and not first:
-            return
-        share = self.closed / self.recent
-        self.recent = self.closed = 0
-        if first and share < MOST:
-            self.depth = self.patient_depth
-        else:
-            self.depth = max(1, self.depth + (share < FEW) + (share < FEWER) - (share > MANY))
+        if self.recent >= RECENT or first:
+            self._adapt(self.closed / self.recent, first)
+            self.recent = self.closed = 0
+
+    def _adapt(self, share: float, first: bool) -> None:
+        self.depth = max(1, self.depth + (share < FEW) + (share < FEWER) - (share > MANY))
         eager = share >= MOST or (self.eager and self.depth <= self.patient_depth)
         if self.eager and not eager:
             self.on_regions = self.on_children = 0.0
         self.eager = eager
+        if not eager:
+            self.depth = max(self.depth, self.patient_depth)
