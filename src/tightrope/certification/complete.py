@@ -21,8 +21,10 @@ from tightrope.certification.search.inputs import (
     InputSearch,
     input_search,
     splits_inputs,
+    suits_turns,
 )
 from tightrope.certification.search.on_graph import GraphSearch
+from tightrope.certification.search.turns import Turns
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.linear.bounded import MEMORY, Relaxation, relaxed
@@ -152,6 +154,9 @@ def branch_and_bound(
             return found
         other = branch_and_bound(subject, opened, deadline, replace(choices, split="relu"))
         return replace(other, subproblems=found.subproblems + other.subproblems)
+    if isinstance(search, BranchAndBound) and choices.split == "auto":
+        if suits_turns(subject, opened.problem):
+            return _run(Turns(search, lambda: _by_inputs(subject, opened, deadline)), deadline)
     if search is not None:
         found = _run(search, deadline)
         if isinstance(search, InputSearch):
@@ -161,7 +166,16 @@ def branch_and_bound(
     return _attack_on(subject, opened, deadline)
 
 
-def _run(search: BranchAndBound | InputSearch | GraphSearch, deadline: Deadline) -> Answer:
+def _by_inputs(subject: Subject, opened: OpenProblem, deadline: Deadline) -> InputSearch | None:
+    """Return a search over the inputs, None if there is no time to make it."""
+    try:
+        with until(deadline):
+            return input_search(subject, opened.problem, opened.nodes)
+    except OutOfTimeError:
+        return None
+
+
+def _run(search: BranchAndBound | InputSearch | GraphSearch | Turns, deadline: Deadline) -> Answer:
     with until(Deadline()):  # it looks at the clock itself, and says how far it came
         return search.run(deadline.end)
 

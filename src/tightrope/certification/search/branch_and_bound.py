@@ -29,7 +29,7 @@ from tightrope.certification.search.cutting import ROUNDS, CutSettings, Cutter
 from tightrope.certification.search.patience import TRIED as TRIAL
 from tightrope.certification.search.patience import Patience
 from tightrope.certification.search.pool import Pool
-from tightrope.deadline import Deadline, OutOfTimeError, until
+from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
 from tightrope.domains.reduced.leaves import solve_leaf
 from tightrope.domains.reduced.reduction import Reduced
 from tightrope.domains.reduced.regions import KEPT, Regions, Tightener, work
@@ -148,7 +148,7 @@ class BranchAndBound:
             cause = self._out_of_budget(pool, deadline)
             if cause is not None:
                 return cause
-            if self.rounds in ROUNDS[self.settings.cuts]:
+            if self.rounds in ROUNDS[self.settings.cuts] and not self.patience.eager:
                 self._cut(pool, deadline)
             if self._trial_is_due:
                 self._begin_again(pool)
@@ -236,13 +236,12 @@ class BranchAndBound:
         if not due.any():
             return batch
         rest = ~due
-        if patience.eager:  # the others have to wait
-            pool.add(batch[wanted & ~due], before[wanted & ~due])
-            rest = ~wanted
+        waiting = wanted & rest if patience.eager else torch.zeros_like(due)
         bound, chosen = self._make_regions(batch[due])
+        pool.add(batch[waiting], before[waiting])
         free = ((chosen.sign == 0) & self.bounder.bends).any(1)
         pool.add(chosen[~free], bound[~free])
-        return join([batch[rest], chosen[free]])
+        return join([batch[rest & ~waiting], chosen[free]])
 
     def _make_regions(self, problems: Subproblems) -> tuple[Tensor, Subproblems]:
         """Bound the neurons of subproblems again; return those that stay open."""
@@ -342,12 +341,16 @@ class BranchAndBound:
         gamma = problems.alpha.new_zeros(len(problems), len(cuts.constant))
         problems = replace(problems, gamma=gamma)
         pool.arrays["gamma"] = gamma[:0]
-        for start in range(0, len(bound), 2 * self.settings.batch):
-            if time.monotonic() > deadline:
+        step = 2 * self.settings.batch
+        for start in range(0, len(bound), step):
+            try:
+                check_time()
+                still, left = self._bound(
+                    problems[start : start + step], self.settings.patient_iterations
+                )
+            except OutOfTimeError:  # nothing may be lost: the search may go on later
                 pool.add(problems[start:], bound[start:])
-                return
-            part = problems[start : start + 2 * self.settings.batch]
-            still, left = self._bound(part, self.settings.patient_iterations)
+                raise
             pool.add(left, still)
 
     @property

@@ -35,7 +35,12 @@ from tightrope.certification.search.clipping import (
 from tightrope.certification.search.combining import combine
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.boxes.bounding import BoxBounder, RowBounds, box_bounder
+from tightrope.domains.boxes.bounding import (
+    BoxBounder,
+    RowBounds,
+    box_bounder,
+    loop_is_ready,
+)
 from tightrope.domains.boxes.condensed import varying_inputs
 from tightrope.domains.linear.rules import ACTIVATIONS
 
@@ -43,6 +48,7 @@ SMALL_ROUND = 2048  # boxes
 PATIENT = 8  # times the seconds of a round that a small one may take before it is not doubled
 EAGER = 4  # rounds in which points are tried whatever it costs
 FEW_INPUTS = 20
+SOME_INPUTS = 128  # with which cutting the box may be the better search, too
 ALIKE = 1e-3  # of its looseness that the bound of a row may be below the best one of its group
 SHRUNK = 0.25  # of its volume: a box that clipping left less of is bounded again before it is cut
 MOST_NEURONS = 24000  # with more, bounds of a single box take too long
@@ -297,7 +303,20 @@ def splits_inputs(subject: Subject, problem: Problem, choice: str = "auto") -> b
 
 def suits_input_splits(subject: Subject, problem: Problem) -> bool:
     """Return whether so few inputs vary that cutting their box is the better search."""
+    return _small(subject, problem, FEW_INPUTS)
+
+
+def suits_turns(subject: Subject, problem: Problem) -> bool:
+    """Return whether cutting the box is worth trying where splitting ReLUs takes long."""
+    on_cpu = problem.outer.lower.device.type == "cpu"
+    if not on_cpu or not subject.finite or isinstance(problem.outer, BallBox):
+        return False
+    return _small(subject, problem, SOME_INPUTS) and loop_is_ready()
+
+
+def _small(subject: Subject, problem: Problem, inputs: int) -> bool:
+    """Return whether at most so many inputs vary, and bounds of a box do not take long."""
     varying = varying_inputs(problem.outer.map(lambda t: t.cpu()))
     nodes = subject.exact.nodes
     neurons = sum(math.prod(n.shape) for n in nodes if isinstance(n.op, ACTIVATIONS))
-    return int(varying.sum()) <= FEW_INPUTS and neurons <= MOST_NEURONS
+    return int(varying.sum()) <= inputs and neurons <= MOST_NEURONS
