@@ -327,8 +327,7 @@ class BranchAndBound:
     @property
     def _batch(self) -> int:
         """How many subproblems a round takes: few of large networks, to see the clock in time."""
-        size, inputs = self.network.size, self.network.rows.outer.shape[1]
-        return min(self.settings.batch, rows_at_once(1 << 62, 1, size * (size + inputs) / 2))
+        return min(self.settings.batch, rows_at_once(1 << 62, 1, self.network.work / 2))
 
     def _cut(self, pool: Pool, deadline: float) -> None:
         """Choose constraints for what is open, and bound all of that with them."""
