@@ -154,9 +154,9 @@ def branch_and_bound(
             return found
         other = branch_and_bound(subject, opened, deadline, replace(choices, split="relu"))
         return replace(other, subproblems=found.subproblems + other.subproblems)
-    if isinstance(search, BranchAndBound) and choices.split == "auto":
-        if suits_turns(subject, opened.problem):
-            return _run(Turns(search, lambda: _by_inputs(subject, opened, deadline)), deadline)
+    by_signs = isinstance(search, BranchAndBound) and choices.split == "auto"
+    if search is not None and by_signs and suits_turns(subject, opened.problem):
+        return _run(Turns(search, lambda: _by_inputs(subject, opened, deadline)), deadline)
     if search is not None:
         found = _run(search, deadline)
         if isinstance(search, InputSearch):

@@ -26,10 +26,9 @@ from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.budget import fitting, rows_at_once
 from tightrope.certification.search import branching
 from tightrope.certification.search.cutting import ROUNDS, CutSettings, Cutter
-from tightrope.certification.search.patience import TRIED as TRIAL
-from tightrope.certification.search.patience import Patience
+from tightrope.certification.search.patience import TRIAL, Patience, spread
 from tightrope.certification.search.pool import Pool
-from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
+from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.reduced.leaves import solve_leaf
 from tightrope.domains.reduced.reduction import Reduced
 from tightrope.domains.reduced.regions import KEPT, Regions, Tightener, work
@@ -39,7 +38,6 @@ from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems, join
 # Points of the lowest bounds are tried in each of the first rounds, and every so many later.
 EAGER = 8
 TRIED = 64
-MOST_WORK = 2e10  # operations that one region may take, unless regions close most of what is open
 # Multi-neuron constraints are chosen by what so many subproblems of the lowest bounds need.
 CUT_FOR = 512
 
@@ -66,7 +64,6 @@ class SearchSettings:
     # (None: when it pays).
     regions: int = 128
     region_depth: int | None = None
-    region_count: int = 3000  # subproblems that come before
     cuts: str = "auto"  # or off, or on: when multi-neuron constraints are chosen
     memory: int = 2 << 30
 
@@ -91,7 +88,7 @@ class BranchAndBound:
         self.cutter = Cutter(network, settings=CutSettings(share=share))
         self.bounder = Bounder(self.network.to(torch.float32))
         self.regions = Regions.of(network)
-        self.patience = Patience(network.size)
+        self.patience = Patience(network.size, work(network))
         self._tightener: Tightener | None = None
         self.pool: Pool | None = None
         self.count = 0
@@ -229,10 +226,10 @@ class BranchAndBound:
     def _tightened(self, pool: Pool, batch: Subproblems, before: Tensor) -> Subproblems:
         """Bound the neurons of deep subproblems again; return what is left to be split."""
         fixed, patience = self.settings.region_depth, self.patience
-        if self.regions.full or not (patience.eager or self._regions_are_due):
+        if self.regions.full or not (fixed is not None or patience.is_due(self.count)):
             return batch
         wanted = self.regions.since(batch) >= (patience.depth if fixed is None else fixed)
-        due = _spread(wanted, patience.most(self.settings.regions))
+        due = spread(wanted, patience.most(self.settings.regions))
         if not due.any():
             return batch
         rest = ~due
@@ -261,7 +258,7 @@ class BranchAndBound:
         levels = max(2, math.ceil(math.log2(2 * TRIAL / len(roots))))
         chosen = self._chosen(roots, min(levels, int(self._free(roots).min())))
         bound, new = self._bound(branching.children(roots, chosen), self.settings.iterations)
-        tried = _spread(torch.ones_like(bound, dtype=torch.bool), TRIAL)
+        tried = spread(torch.ones_like(bound, dtype=torch.bool), TRIAL)
         if not len(bound):
             pool.take_all()
             return
@@ -301,21 +298,12 @@ class BranchAndBound:
         return bound[still], problems[still]
 
     @property
-    def _regions_are_due(self) -> bool:
-        """Whether deep subproblems may become regions."""
-        if self.count < self.settings.region_count or self.regions.full:
-            return False
-        if self.settings.region_depth is not None:
-            return True
-        return work(self.network) <= MOST_WORK and not self.patience.spent
-
-    @property
     def _trial_is_due(self) -> bool:
         """Whether to see what regions do near the root, with much more being open."""
-        if self.settings.region_depth is not None or self.cuts is not None or self.patience.made:
+        if self.settings.region_depth is not None or self.cuts is not None:
             return False
-        much = len(self.pool or ()) > TRIAL * len(self.roots)
-        return much and (self.patience.trial_is_due or self._regions_are_due)
+        open_ones = len(self.pool or ()) / len(self.roots)
+        return self.patience.trial_is_due(self.count, open_ones) and not self.regions.full
 
     @property
     def tightener(self) -> Tightener:
@@ -342,14 +330,13 @@ class BranchAndBound:
         pool.arrays["gamma"] = gamma[:0]
         step = 2 * self.settings.batch
         for start in range(0, len(bound), step):
+            part = problems[start : start + step]
             try:
-                check_time()
-                still, left = self._bound(
-                    problems[start : start + step], self.settings.patient_iterations
-                )
+                Deadline(deadline).check()
+                still, left = self._bound(part, self.settings.patient_iterations)
             except OutOfTimeError:  # nothing may be lost: the search may go on later
                 pool.add(problems[start:], bound[start:])
-                raise
+                return
             pool.add(left, still)
 
     @property
@@ -400,13 +387,6 @@ class BranchAndBound:
             self.stuck += 1
             self.lowest = min(self.lowest, _number(bound)[0].item())
         return len(problems), None
-
-
-def _spread(wanted: Tensor, most: int) -> Tensor:
-    """Return at most so many of those that are wanted, evenly spread."""
-    place = wanted.nonzero()[:, 0]
-    chosen = place[torch.linspace(0, len(place) - 1, min(most, len(place))).long()]
-    return torch.zeros_like(wanted).index_fill(0, chosen, True)
 
 
 def _number(bound: Tensor) -> Tensor:
