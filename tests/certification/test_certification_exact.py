@@ -111,9 +111,7 @@ def regional_search(subject: Subject, opened: OpenProblem, deadline: Deadline) -
     problem, unsafe = opened.problem, opened.problem.unsafe
     reduced = reduce(bound_nodes(subject, opened), unsafe.matrix, unsafe.offset)
     refuter = Refuter(subject, problem.inner, unsafe, problem.fails, climbers=2, steps=3)
-    eager = SearchSettings(
-        root_iterations=1, iterations=1, smallest_batch=2, region_count=0, region_depth=1
-    )
+    eager = SearchSettings(root_iterations=1, iterations=1, smallest_batch=2, region_depth=1)
     return BranchAndBound(reduced, unsafe.group, refuter, settings=eager).run(deadline.end)
 
 

@@ -21,9 +21,11 @@ from tightrope.certification.search.inputs import (
     InputSearch,
     input_search,
     splits_inputs,
+    suits_turns,
 )
 from tightrope.certification.search.on_graph import GraphSearch
 from tightrope.certification.search.on_pieces import PieceSearch
+from tightrope.certification.search.turns import Turns
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.linear.bounded import MEMORY, Relaxation, relaxed
@@ -153,6 +155,9 @@ def branch_and_bound(
         other = branch_and_bound(subject, opened, deadline, replace(choices, split="relu"))
         return replace(other, subproblems=found.subproblems + other.subproblems)
     assert search is not None
+    by_signs = isinstance(search, BranchAndBound) and choices.split == "auto"
+    if by_signs and suits_turns(subject, opened.problem):
+        return _run(Turns(search, lambda: _by_inputs(subject, opened, deadline)), deadline)
     found = _run(search, deadline)
     if isinstance(search, InputSearch):
         return found
@@ -162,8 +167,17 @@ def branch_and_bound(
     return replace(found, details=f"{found.details}{_widest(subject, opened)}{instead}")
 
 
+def _by_inputs(subject: Subject, opened: OpenProblem, deadline: Deadline) -> InputSearch | None:
+    """Return a search over the inputs, None if there is no time to make it."""
+    try:
+        with until(deadline):
+            return input_search(subject, opened.problem, opened.nodes)
+    except OutOfTimeError:
+        return None
+
+
 def _run(
-    search: BranchAndBound | InputSearch | GraphSearch | PieceSearch, deadline: Deadline
+    search: BranchAndBound | InputSearch | GraphSearch | PieceSearch | Turns, deadline: Deadline
 ) -> Answer:
     with until(Deadline()):  # it looks at the clock itself, and says how far it came
         return search.run(deadline.end)

@@ -14,6 +14,7 @@ A search that goes on for long gets multi-neuron constraints (`cutting.py`).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.budget import fitting, rows_at_once
 from tightrope.certification.search import branching
 from tightrope.certification.search.cutting import ROUNDS, CutSettings, Cutter
-from tightrope.certification.search.patience import Patience
+from tightrope.certification.search.patience import TRIAL, Patience, spread
 from tightrope.certification.search.pool import Pool
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.reduced.leaves import solve_leaf
@@ -37,7 +38,6 @@ from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems, join
 # Points of the lowest bounds are tried in each of the first rounds, and every so many later.
 EAGER = 8
 TRIED = 64
-MOST_WORK = 2e10  # operations that one region may take
 # Multi-neuron constraints are chosen by what so many subproblems of the lowest bounds need.
 CUT_FOR = 512
 
@@ -64,7 +64,6 @@ class SearchSettings:
     # (None: when it pays).
     regions: int = 128
     region_depth: int | None = None
-    region_count: int = 3000  # subproblems that come before
     cuts: str = "auto"  # or off, or on: when multi-neuron constraints are chosen
     memory: int = 2 << 30
 
@@ -89,7 +88,7 @@ class BranchAndBound:
         self.cutter = Cutter(network, settings=CutSettings(share=share))
         self.bounder = Bounder(self.network.to(torch.float32))
         self.regions = Regions.of(network)
-        self.patience = Patience()
+        self.patience = Patience(network.size, work(network))
         self._tightener: Tightener | None = None
         self.pool: Pool | None = None
         self.count = 0
@@ -114,6 +113,7 @@ class BranchAndBound:
         first = torch.ones_like(proved)
         first[1:] = self.group[order[1:]] != self.group[order[:-1]]
         index = order[first & ~torch.isin(self.group[order], settled)]
+        self.roots = problems[index]
         self.pool = Pool(problems[index], bound[index])
         if not len(self.pool):
             return self._proof()
@@ -145,8 +145,10 @@ class BranchAndBound:
             cause = self._out_of_budget(pool, deadline)
             if cause is not None:
                 return cause
-            if self.rounds in ROUNDS[self.settings.cuts]:
+            if self.rounds in ROUNDS[self.settings.cuts] and not self.patience.eager:
                 self._cut(pool, deadline)
+            if self._trial_is_due:
+                self._begin_again(pool)
             point = self._round(pool, deadline) if len(pool) else None
             self.rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
@@ -201,26 +203,18 @@ class BranchAndBound:
     def _work_on(
         self, pool: Pool, batch: Subproblems, before: Tensor, deadline: float
     ) -> Tensor | None:
-        free = ((batch.sign == 0) & self.bounder.bends).sum(1)
+        free = self._free(batch)
         if (free == 0).any():
             leaves, bound = batch[free == 0], before[free == 0]
             done, point = self._solve_leaves(leaves, deadline)
             pool.add(leaves[done:], bound[done:])
-            batch, free = batch[free > 0], free[free > 0]
+            batch, before = batch[free > 0], before[free > 0]
             if not len(batch) or point is not None:
                 return point
-        batch = self._tightened(pool, batch)
+        batch = self._tightened(pool, batch, before)
         if not len(batch):
             return None
-        free = ((batch.sign == 0) & self.bounder.bends).sum(1)
-        levels = self._levels(len(batch), int(free.min()))
-        neurons = branching.choose(
-            self.bounder,
-            batch,
-            rule=self.settings.branching,
-            levels=levels,
-            candidates=max(self.settings.candidates, levels),
-        )
+        neurons = self._chosen(batch, self._levels(len(batch), int(self._free(batch).min())))
         started = time.monotonic()
         new = branching.children(batch, neurons)
         count = len(new)
@@ -229,30 +223,64 @@ class BranchAndBound:
         pool.add(new, bound)
         return None
 
-    def _tightened(self, pool: Pool, batch: Subproblems) -> Subproblems:
+    def _tightened(self, pool: Pool, batch: Subproblems, before: Tensor) -> Subproblems:
         """Bound the neurons of deep subproblems again; return what is left to be split."""
-        if self.regions.full or self.count < self.settings.region_count:
+        fixed, patience = self.settings.region_depth, self.patience
+        if self.regions.full or not (fixed is not None or patience.is_due(self.count)):
             return batch
-        fixed = self.settings.region_depth
-        if fixed is None and (work(self.network) > MOST_WORK or self.patience.spent):
-            return batch
-        due = self.regions.since(batch) >= (self.patience.depth if fixed is None else fixed)
-        due[due.nonzero()[self.patience.most(self.settings.regions) :, 0]] = False
+        wanted = self.regions.since(batch) >= (patience.depth if fixed is None else fixed)
+        due = spread(wanted, patience.most(self.settings.regions))
         if not due.any():
             return batch
-        started = time.monotonic()
-        chosen = batch[due]
-        box = self.tightener(chosen, self.regions.held(chosen))
-        open_ones = ~(box.lower > box.upper).any(1)
-        if not open_ones.all():
-            self.lowest = min(self.lowest, KEPT)
-        chosen, box = chosen[open_ones], box.map(lambda t: t[open_ones])
-        chosen = self.regions.enter(chosen, box, self.bounder)
-        bound, chosen = self._bound(chosen, self._iterations)
-        self.patience.note_regions(len(open_ones), len(chosen), time.monotonic() - started)
+        rest = ~due
+        waiting = wanted & rest if patience.eager else torch.zeros_like(due)
+        bound, chosen = self._make_regions(batch[due])
+        pool.add(batch[waiting], before[waiting])
         free = ((chosen.sign == 0) & self.bounder.bends).any(1)
         pool.add(chosen[~free], bound[~free])
-        return join([batch[~due], chosen[free]])
+        return join([batch[rest & ~waiting], chosen[free]])
+
+    def _make_regions(self, problems: Subproblems) -> tuple[Tensor, Subproblems]:
+        """Bound the neurons of subproblems again; return those that stay open."""
+        started = time.monotonic()
+        box = self.tightener(problems, self.regions.held(problems))
+        still = ~(box.lower > box.upper).any(1)
+        if not still.all():
+            self.lowest = min(self.lowest, KEPT)
+        left = self.regions.enter(problems[still], box.map(lambda t: t[still]), self.bounder)
+        bound, left = self._bound(left, self.settings.patient_iterations)
+        self.patience.note_regions(len(problems), len(left), time.monotonic() - started)
+        return bound, left
+
+    def _begin_again(self, pool: Pool) -> None:
+        """See if regions near the root close most of what is there; if so, go on from there."""
+        roots = self.roots
+        levels = max(2, math.ceil(math.log2(2 * TRIAL / len(roots))))
+        chosen = self._chosen(roots, min(levels, int(self._free(roots).min())))
+        bound, new = self._bound(branching.children(roots, chosen), self.settings.iterations)
+        tried = spread(torch.ones_like(bound, dtype=torch.bool), TRIAL)
+        if not len(bound):
+            pool.take_all()
+            return
+        lowest, left = self._make_regions(new[tried])
+        if self.patience.eager:
+            pool.take_all()
+            pool.add(new[~tried], bound[~tried])
+            pool.add(left, lowest)
+
+    def _free(self, problems: Subproblems) -> Tensor:
+        """Return how many neurons of subproblems can be split, [D]."""
+        return ((problems.sign == 0) & self.bounder.bends).sum(1)
+
+    def _chosen(self, problems: Subproblems, levels: int) -> Tensor:
+        """Return the neurons to split, [D, levels]."""
+        return branching.choose(
+            self.bounder,
+            problems,
+            rule=self.settings.branching,
+            levels=levels,
+            candidates=max(self.settings.candidates, levels),
+        )
 
     def _bound(self, problems: Subproblems, iterations: int) -> tuple[Tensor, Subproblems]:
         """Bound subproblems; return those that stay open."""
@@ -270,6 +298,14 @@ class BranchAndBound:
         return bound[still], problems[still]
 
     @property
+    def _trial_is_due(self) -> bool:
+        """Whether to see what regions do near the root, with much more being open."""
+        if self.settings.region_depth is not None or self.cuts is not None:
+            return False
+        open_ones = len(self.pool or ()) / len(self.roots)
+        return self.patience.trial_is_due(self.count, open_ones) and not self.regions.full
+
+    @property
     def tightener(self) -> Tightener:
         """What bounds neurons again."""
         if self._tightener is None:
@@ -279,8 +315,7 @@ class BranchAndBound:
     @property
     def _batch(self) -> int:
         """How many subproblems a round takes: few of large networks, to see the clock in time."""
-        size, inputs = self.network.size, self.network.rows.outer.shape[1]
-        return min(self.settings.batch, rows_at_once(1 << 62, 1, size * (size + inputs) / 2))
+        return min(self.settings.batch, rows_at_once(1 << 62, 1, self.network.work / 2))
 
     def _cut(self, pool: Pool, deadline: float) -> None:
         """Choose constraints for what is open, and bound all of that with them."""
@@ -293,12 +328,15 @@ class BranchAndBound:
         gamma = problems.alpha.new_zeros(len(problems), len(cuts.constant))
         problems = replace(problems, gamma=gamma)
         pool.arrays["gamma"] = gamma[:0]
-        for start in range(0, len(bound), 2 * self.settings.batch):
-            if time.monotonic() > deadline:
+        step = 2 * self.settings.batch
+        for start in range(0, len(bound), step):
+            part = problems[start : start + step]
+            try:
+                Deadline(deadline).check()
+                still, left = self._bound(part, self.settings.patient_iterations)
+            except OutOfTimeError:  # nothing may be lost: the search may go on later
                 pool.add(problems[start:], bound[start:])
                 return
-            part = problems[start : start + 2 * self.settings.batch]
-            still, left = self._bound(part, self.settings.patient_iterations)
             pool.add(left, still)
 
     @property
@@ -308,7 +346,9 @@ class BranchAndBound:
 
     def _levels(self, count: int, free: int) -> int:
         levels = 1
-        while count << (levels + 1) <= self.settings.smallest_batch * 2 and levels < 4:
+        # A batch of regions is large enough by their neurons.
+        most = 1 if self.patience.eager else 4
+        while count << (levels + 1) <= self.settings.smallest_batch * 2 and levels < most:
             levels += 1
         return min(levels, free)
 

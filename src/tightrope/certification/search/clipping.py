@@ -87,6 +87,13 @@ def _cut(slope: Tensor, constant: Tensor, lower: Tensor, upper: Tensor) -> tuple
     )
 
 
+def shrinkage(before: Boxes, after: Boxes) -> Tensor:
+    """Return what share of their volume is left of boxes, of the coordinates that varied."""
+    width = before.upper - before.lower
+    share = (after.upper - after.lower) / width
+    return torch.where(width > 0, share, 1.0).prod(1)
+
+
 def halve(boxes: Boxes, coordinate: Tensor) -> Boxes:
     """Cut each box in two at the middle of one coordinate; the halves share that face."""
     place = coordinate[:, None]

@@ -29,11 +29,19 @@ from tightrope.certification.search.clipping import (
     clip,
     divisible,
     halve,
+    join_boxes,
+    shrinkage,
 )
 from tightrope.certification.search.combining import combine
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.boxes.bounding import BoxBounder, GraphBounder, RowBounds, box_bounder
+from tightrope.domains.boxes.bounding import (
+    BoxBounder,
+    GraphBounder,
+    RowBounds,
+    box_bounder,
+    loop_is_ready,
+)
 from tightrope.domains.boxes.choosing import ChoosingBounder
 from tightrope.domains.boxes.condensed import varying_inputs
 from tightrope.domains.linear.rules import ACTIVATIONS
@@ -42,6 +50,9 @@ SMALL_ROUND = 2048  # boxes
 PATIENT = 8  # times the seconds of a round that a small one may take before it is not doubled
 EAGER = 4  # rounds in which points are tried whatever it costs
 FEW_INPUTS = 20
+SOME_INPUTS = 128  # with which cutting the box may be the better search, too
+ALIKE = 1e-3  # of its looseness that the bound of a row may be below the best one of its group
+SHRUNK = 0.25  # of its volume: a box that clipping left less of is bounded again before it is cut
 MOST_NEURONS = 24000  # with more, bounds of a single box take too long
 
 # Gets points (flat) and the group each is about; returns a counterexample or None.
@@ -196,10 +207,19 @@ class InputSearch:
             torch.equal(clipped.lower, batch.lower) and torch.equal(clipped.upper, batch.upper)
         ):
             self.lowest = min(self.lowest, KEPT)
-        rest = clipped.open.any(1).nonzero()[:, 0]
-        boxes, best = clipped[rest], best[rest]
-        score = self._scores(boxes, RowBounds(*(t[rest] for t in vars(bounds).values())), best)
-        worst = torch.where(boxes.open, best, torch.inf).amin(1)
+        left = clipped.open.any(1)
+        worst = torch.where(clipped.open, best, torch.inf).amin(1)
+        # What clipping left little of may be closed, or clipped further, as it is.
+        again = left & (shrinkage(batch, clipped) < SHRUNK)
+        rest = (left & ~again).nonzero()[:, 0]
+        halves = self._halve(
+            clipped[rest], RowBounds(*(t[rest] for t in vars(bounds).values())), worst[rest]
+        )
+        return join_boxes([clipped[again], halves[0]]), torch.cat((worst[again], halves[1]))
+
+    def _halve(self, boxes: Boxes, bounds: RowBounds, worst: Tensor) -> tuple[Boxes, Tensor]:
+        """Halve boxes, several times while there are few; return the parts with their bounds."""
+        score = self._scores(boxes, bounds)
         possible = divisible(boxes)
         dead = ~possible.any(1)
         if dead.any():
@@ -222,19 +242,29 @@ class InputSearch:
             score, possible = score.repeat(2, 1), divisible(boxes)
         return boxes, worst
 
-    def _scores(self, boxes: Boxes, bounds: RowBounds, best: Tensor) -> Tensor:
+    def _scores(self, boxes: Boxes, bounds: RowBounds) -> Tensor:
         """Return how much cutting each coordinate promises, [boxes, inputs]."""
         width = boxes.upper - boxes.lower
-        members = self._members(bounds)
-        row = bounds.lower[:, members].argmax(2)  # of each group, its best row
-        row = members.expand(len(boxes), -1, -1).gather(2, row[:, :, None])
-        index = row.expand(-1, -1, width.shape[1])
-        blame = torch.where(boxes.open[:, :, None], bounds.blame.gather(1, index), 0.0).sum(1)
-        blame = torch.where(torch.isfinite(blame), blame, 0.0)
+        blame = torch.where(torch.isfinite(bounds.blame), bounds.blame, 0.0)
+        blame = torch.where(self._leading(boxes, bounds)[:, :, None], blame, 0.0).sum(1)
         relative = width / (self.whole.upper - self.whole.lower)[:, self.bounder.varying]
         relative = relative.nan_to_num(0.0)
         total = blame.sum(1, keepdim=True)
         return torch.where(total > 0, blame / total, 0.0) + 1e-3 * relative
+
+    def _leading(self, boxes: Boxes, bounds: RowBounds) -> Tensor:
+        """Return which rows come closest to a proof of an open group, [boxes, rows].
+
+        Rows whose bounds differ by little, compared with how loose they are, are equally close.
+        """
+        members = self._members(bounds)
+        lower, loose = bounds.lower[:, members], bounds.blame.sum(2)[:, members]
+        best = lower.argmax(2, keepdim=True)
+        near = lower >= lower.gather(2, best) - ALIKE * torch.minimum(loose, loose.gather(2, best))
+        near = near.scatter(2, best, True) & boxes.open[:, :, None]
+        place = members.flatten().expand(len(boxes), -1)
+        count = torch.zeros_like(bounds.lower, dtype=torch.int8)
+        return count.scatter_reduce(1, place, near.flatten(1).to(torch.int8), "amax") > 0
 
     def _try(self, batch: Boxes, bounds: RowBounds, best: Tensor) -> Tensor | None:
         """Try where the lowest bounds are attained, and middles of boxes, as counterexamples."""
@@ -290,7 +320,20 @@ def splits_inputs(subject: Subject, problem: Problem, choice: str = "auto") -> b
 
 def suits_input_splits(subject: Subject, problem: Problem) -> bool:
     """Return whether so few inputs vary that cutting their box is the better search."""
+    return _small(subject, problem, FEW_INPUTS)
+
+
+def suits_turns(subject: Subject, problem: Problem) -> bool:
+    """Return whether cutting the box is worth trying where splitting ReLUs takes long."""
+    on_cpu = problem.outer.lower.device.type == "cpu"
+    if not on_cpu or not subject.finite or isinstance(problem.outer, BallBox):
+        return False
+    return _small(subject, problem, SOME_INPUTS) and loop_is_ready()
+
+
+def _small(subject: Subject, problem: Problem, inputs: int) -> bool:
+    """Return whether at most so many inputs vary, and bounds of a box do not take long."""
     varying = varying_inputs(problem.outer.map(lambda t: t.cpu()))
     nodes = subject.exact.nodes
     neurons = sum(math.prod(n.shape) for n in nodes if isinstance(n.op, ACTIVATIONS))
-    return int(varying.sum()) <= FEW_INPUTS and neurons <= MOST_NEURONS
+    return int(varying.sum()) <= inputs and neurons <= MOST_NEURONS

@@ -25,6 +25,7 @@ from tightrope.domains.linear.bounded import MEMORY, Relaxation
 from tightrope.domains.linear.coefficients import Coefficients, unit_rows
 from tightrope.domains.linear.magnitudes import largest
 from tightrope.domains.linear.relaxations import Lines, lines, unstable
+from tightrope.domains.reduced.factors import Factor
 from tightrope.domains.rounding import growth
 from tightrope.graph import Graph, ops
 from tightrope.graph.graph import Node
@@ -102,6 +103,17 @@ class Reduced:
             box=self.box.map(lambda t: t.to(dtype)),
             rounding=0.0,
         )
+
+    @cached_property
+    def outer(self) -> Factor:
+        """The neurons' coefficients of the input, to multiply with."""
+        return Factor(self.neurons.outer)
+
+    @cached_property
+    def work(self) -> float:
+        """How many products one pass back over the neurons takes, about."""
+        inner = sum((la.span.stop - la.span.start) * la.span.start for la in self.layers)
+        return self.outer.work + inner
 
     @cached_property
     def lines(self) -> Lines:

@@ -158,7 +158,8 @@ class Tightener:
         upper = torch.where(sign < 0, held.upper.clamp(max=0.0), held.upper)
         allowed = self.group[None, :] == self.group[problems.row][:, None]  # [D, R]
         for layer in self.network.layers:
-            owner, place = (sign[:, layer.span] == 0).nonzero(as_tuple=True)
+            still = ~(lower > upper).any(1, keepdim=True)  # where none cross, as yet
+            owner, place = ((sign[:, layer.span] == 0) & still).nonzero(as_tuple=True)
             place = place + layer.span.start
             bends = (lower[owner, place] < 0) & (upper[owner, place] > 0)
             for part in bends.nonzero()[:, 0].split(self.batch):

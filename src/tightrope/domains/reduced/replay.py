@@ -38,8 +38,7 @@ def strict_bounds(
     are the neurons' bounds in each region, [regions, U]; there is one without.
     """
     per_problem = 8 * 8 * (network.size + network.rows.outer.shape[1])
-    work = network.size * (network.size + network.rows.outer.shape[1])
-    chunk = rows_at_once(fitting(MEMORY, network.lower.device), per_problem, work)
+    chunk = rows_at_once(fitting(MEMORY, network.lower.device), per_problem, network.work)
     parts = [network.lower.new_zeros(0)]
     for start in range(0, len(problems), chunk):
         check_time()
@@ -96,7 +95,7 @@ def _bounds(
     terms = network.size + 16
     lost = lost + growth(terms, rounding) * (h.abs() @ network.magnitude)
     lost = lost + h.abs() @ neurons.slack
-    x = x + h @ neurons.outer
+    x = network.outer.added(h, x.clone())
     rise = a.clamp(max=0.0) * peak
     constant = constant + h @ neurons.constant + rise.sum(1)
     lost = lost + growth(terms, rounding) * rise.abs().sum(1)

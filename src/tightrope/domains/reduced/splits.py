@@ -18,6 +18,7 @@ from tightrope.box import BallBox
 from tightrope.deadline import check_time
 from tightrope.domains.balls import fall, lowest_point
 from tightrope.domains.linear.ascent import Ascent, Parameter
+from tightrope.domains.reduced.factors import Factor
 from tightrope.domains.reduced.reduction import Reduced
 
 
@@ -88,9 +89,9 @@ class Bounder:
         spans = [layer.span for layer in network.layers]
         self.spans = spans
         inner, outer = network.neurons.inner, network.neurons.outer
-        self.behind = [inner[s.stop :, s].contiguous() for s in spans]
-        self.before = [inner[s, : s.start].t().contiguous() for s in spans]
-        self.outer, self.outer_t = outer, outer.t().contiguous()
+        self.behind = [Factor(inner[s.stop :, s].contiguous()) for s in spans]
+        self.before = [Factor(inner[s, : s.start].t().contiguous()) for s in spans]
+        self.outer, self.outer_t = Factor(outer), Factor(outer.t().contiguous())
         self.constant = network.neurons.constant
         # A neuron that is zero but for rounding errors is not worth a split.
         self.bends = network.reach > 1e-12 * (network.reach.max() if network.size else 1.0)
@@ -152,12 +153,12 @@ class Bounder:
         for k in reversed(range(len(self.spans))):
             span = self.spans[k]
             if k + 1 < len(self.spans):
-                a[:, span].addmm_(h[:, span.stop :], self.behind[k])
+                self.behind[k].added(h[:, span.stop :], a[:, span])
             part = a[:, span]
             slope[:, span] = torch.where(part >= 0, lower[:, span], upper[:, span])
             torch.addcmul(after[:, span], part, slope[:, span], out=h[:, span])
         rise = torch.where(a < 0, peak, 0.0)
-        x.addmm_(h, self.outer)
+        x = self.outer.added(h, x)
         bound = constant + h @ self.constant + (a * rise).sum(1)
         whole = bound + x @ self.center - x.abs() @ self.radius
         if self.ball is not None:
@@ -180,11 +181,12 @@ class Bounder:
 
     def push(self, view: View) -> tuple[Tensor, Tensor]:
         """Push the minimisers forward: what each neuron sees, and the lines' values there."""
-        h = torch.addmm(self.constant, self.minimizer(view), self.outer_t)
+        x = self.minimizer(view)
+        h = self.outer_t.added(x, self.constant.repeat(len(x), 1))
         y = torch.empty_like(h)
         for k, span in enumerate(self.spans):
             if k:
-                h[:, span].addmm_(y[:, : span.start], self.before[k])
+                self.before[k].added(y[:, : span.start], h[:, span])
             torch.addcmul(view.rise[:, span], h[:, span], view.slope[:, span], out=y[:, span])
         return h, y
 
