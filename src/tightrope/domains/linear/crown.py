@@ -21,7 +21,7 @@ from tightrope.deadline import check_time
 from tightrope.domains import interval
 from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
 from tightrope.domains.linear.bounded import COPIES, MEMORY, Relaxation
-from tightrope.domains.linear.coefficients import Coefficients, unit_rows
+from tightrope.domains.linear.coefficients import Coefficients, Windows, unit_rows
 from tightrope.domains.linear.extrema import as_extremum
 from tightrope.domains.linear.forms import few_inputs, tighter
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
@@ -35,6 +35,7 @@ from tightrope.graph import Graph, Node, ops
 MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Take, ops.Concat)
 APART = (*MOVES, ops.Shift, ops.Scale, ops.BatchNorm)
 DIFFERENCES = 1 << 10  # that are bounded one by one
+CACHE = 1 << 22  # bytes of windows at a time: they are looked at many times, and fast in a cache
 JUMPS = (ops.Step, ops.Where, ops.ArgMax)
 WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take
 
@@ -291,6 +292,8 @@ class _Tightening:
         shape, like = found.graph.nodes[target].shape, found.box.lower
         form = found.pull(target, unit_rows(shape, place[:1], owners, like, windows=True))
         memory = fitting(self.effort.memory, like.device)
+        if isinstance(form.coefficients, Windows):
+            memory = min(memory, COPIES * CACHE)
         size = rows_at_once(memory, COPIES * form.largest * like.element_size(), form.work)
         for start in range(0, len(place), size):
             yield slice(start, start + size)
