@@ -125,7 +125,14 @@ def bound_nodes(subject: Subject, opened: OpenProblem, effort: Effort = ALPHA) -
         rough = bound_nodes(subject, opened, CROWN_IBP)
         if not reduction_fits(rough) and _mostly_decided(rough):
             return rough
-    found = relax(graph, box, effort=effort, rounding=ROUNDING, known=opened.nodes)
+    found = relax(
+        graph,
+        box,
+        effort=effort,
+        rounding=ROUNDING,
+        known=opened.nodes,
+        settled=opened.settled,
+    )
     opened.nodes, opened.effort = found.known(0), effort
     return found
 
@@ -141,7 +148,7 @@ def branch_and_bound(
     subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Choices = CHOICES
 ) -> Answer:
     """Decide a problem by splitting ReLUs, or its inputs where few of them vary."""
-    if opened.search is None:
+    if opened.search is None and not _bounded_for_good(subject, opened):
         found = root(subject, opened, deadline, choices)
         if found or found.cause is not None:
             return found
@@ -159,6 +166,11 @@ def branch_and_bound(
         instead = _instead(search) if isinstance(search, GraphSearch) else ""
         return replace(found, details=f"{found.details}{_widest(subject, opened)}{instead}")
     return _attack_on(subject, opened, deadline)
+
+
+def _bounded_for_good(subject: Subject, opened: OpenProblem) -> bool:
+    """Return whether the root has been looked at, and there is nothing to split."""
+    return opened.effort is ALPHA and not reducible(subject.exact)
 
 
 def _run(search: BranchAndBound | InputSearch | GraphSearch, deadline: Deadline) -> Answer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from tightrope.domains.linear.coefficients import Coefficients, Windows, unit_ro
 from tightrope.domains.linear.extrema import as_extremum
 from tightrope.domains.linear.forms import few_inputs, tighter
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
+from tightrope.domains.linear.refining import Refining
 from tightrope.domains.linear.relaxations import lines, unstable
 from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
 from tightrope.domains.reduced.reduction import Reducer, reduce, reducible
@@ -67,6 +68,7 @@ def relax(
     effort: Effort = ALPHA,
     rounding: float = 0.0,
     known: Mapping[int, Box] | None = None,
+    settled: dict[int, Box] | None = None,
 ) -> Relaxation:
     """Bound all nodes of a network on a batch of boxes.
 
@@ -92,6 +94,8 @@ def relax(
             bounds = _told(bounds)
         if known is not None and i in known:
             bounds = _both(bounds, known[i])
+        if settled is not None and i in settled:
+            bounds = _both(bounds, settled[i])
         if rounding:
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
@@ -109,7 +113,13 @@ def relax(
                 signs = all(
                     isinstance(op, ops.Relu | ops.LeakyRelu) or _tests_a_sign(op) for op in reading
                 )
-                bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
+                work = _Tightening(found, i, effort, reducer, signs)
+                if settled is None or i not in settled or work.optimised(needs):
+                    bounds = work.of(bounds, needs)
+                if effort.iterations and len(box.lower) == 1 and any(map(_tests_a_sign, reading)):
+                    bounds = _refined(found, i, effort, bounds)
+                if settled is not None and effort.iterations is not None:
+                    settled[i] = bounds
                 if forms is not None:
                     forms.tighten(i, bounds)
         found.boxes[i] = bounds
@@ -216,6 +226,16 @@ def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
     return torch.stack(masks).any(0)
 
 
+def _refined(found: Relaxation, i: int, effort: Effort, bounds: Box) -> Box:
+    """Find out more about signs that are tested."""
+    left = (bounds.lower <= 0) & (bounds.upper >= 0) & (bounds.lower < bounds.upper)
+    assert effort.iterations
+    if not left.any() or not found.lines:
+        return bounds
+    own = replace(found)  # what it computes from the bounds changes with them
+    return Refining(own, i, effort.iterations).of(bounds, left)
+
+
 def _many(node: Node) -> bool:
     """Return whether there are so many differences that those of bounds have to do."""
     return isinstance(node.op, ops.Differences) and math.prod(node.shape) > DIFFERENCES
@@ -275,6 +295,10 @@ class _Tightening:
             units = unit_rows(shape, place[part], owners, like, windows=True)
             parts.append(self.found.lower(self.target, units.like(units.values * sign)))
         return torch.cat(parts)
+
+    def optimised(self, needs: Tensor) -> bool:
+        """Whether these neurons are bounded with slopes of their own."""
+        return self.reducer is not None and self._affordable(int(needs.sum()))
 
     def _affordable(self, rows: int) -> bool:
         """Whether slopes of that many rows can be optimised on the reduced network."""
