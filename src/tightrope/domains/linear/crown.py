@@ -85,6 +85,7 @@ def relax(
     reducer = None
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
         reducer = Reducer(found, memory=effort.memory)
+    worker = _Worker(found, effort, reducer, settled)
     for i, node in enumerate(graph.nodes[1:], start=1):
         check_time()
         inputs = [found.boxes[j] for j in node.inputs]
@@ -109,17 +110,7 @@ def relax(
             needs = _needed(bounds, reading)
             # What has no rule has no better bounds than its box.
             if needs is not None and not _many(node) and not _by_intervals(node.op):
-                # ReLUs need no more than a sign.
-                signs = all(
-                    isinstance(op, ops.Relu | ops.LeakyRelu) or _tests_a_sign(op) for op in reading
-                )
-                work = _Tightening(found, i, effort, reducer, signs)
-                if settled is None or i not in settled or work.optimised(needs):
-                    bounds = work.of(bounds, needs)
-                if effort.iterations and len(box.lower) == 1 and any(map(_tests_a_sign, reading)):
-                    bounds = _refined(found, i, effort, bounds)
-                if settled is not None and effort.iterations is not None:
-                    settled[i] = bounds
+                bounds = worker.at(i, bounds, needs, reading)
                 if forms is not None:
                     forms.tighten(i, bounds)
         found.boxes[i] = bounds
@@ -224,6 +215,30 @@ def _needed(bounds: Box, readers: list[ops.Op]) -> Tensor | None:
     if not masks:
         return None
     return torch.stack(masks).any(0)
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """Bounds nodes better than intervals do, those apart that were settled before."""
+
+    found: Relaxation
+    effort: Effort
+    reducer: Reducer | None
+    settled: dict[int, Box] | None
+
+    def at(self, i: int, bounds: Box, needs: Tensor, readers: list[ops.Op]) -> Box:
+        """Return better bounds of a node, whose neurons its readers would like to know."""
+        # ReLUs need no more than a sign.
+        signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) or _tests_a_sign(op) for op in readers)
+        work = _Tightening(self.found, i, self.effort, self.reducer, signs)
+        if self.settled is None or i not in self.settled or work.optimised(needs):
+            bounds = work.of(bounds, needs)
+        alone = len(self.found.box.lower) == 1
+        if self.effort.iterations and alone and any(map(_tests_a_sign, readers)):
+            bounds = _refined(self.found, i, self.effort, bounds)
+        if self.settled is not None and self.effort.iterations is not None:
+            self.settled[i] = bounds
+        return bounds
 
 
 def _refined(found: Relaxation, i: int, effort: Effort, bounds: Box) -> Box:

@@ -68,10 +68,10 @@ def local_slopes(
         op = nodes[i].op
         if free_slopes(op, relaxation.boxes[nodes[i].inputs[0]]) is None:
             continue
-        slopes = a.take(relaxation.lines[i].lower_slope)
-        slopes = slopes.expand(len(rows.values), *slopes.shape[1:]).clone()
+        seen = a.take(relaxation.lines[i].lower_slope)
+        seen = seen.expand(len(rows.values), *seen.shape[1:]).clone()
         low = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
-        parameters[i] = Parameter(slopes, rate, low, 1.0)
+        parameters[i] = Parameter(seen, rate, low, 1.0)
     if not parameters:
         return {}
     ascent = Ascent(parameters)
