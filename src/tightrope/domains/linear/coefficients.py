@@ -213,22 +213,22 @@ class Windows(Coefficients):
 def _widened(values: Tensor, op: ops.Conv2d) -> Tensor:
     """Return windows before a convolution without padding.
 
-    One product of matrices, and a sum over the taps: torch has no fast way for float64.
+    Products of matrices and a sum over the taps: torch has no fast way for float64 and small maps.
     """
-    if op.groups > 1:
+    if op.groups > 1 or values.dtype != torch.float64 or values.device.type != "cpu":
         return F.conv_transpose2d(values, op.weight, None, op.stride, 0, 0, op.groups, op.dilation)
     count, channels, *sizes = values.shape
     kernel, (down, across) = op.weight.shape[2:], op.dilation
     ends = [(size - 1) * step + 1 for size, step in zip(sizes, op.stride, strict=True)]
     rows = values.permute(0, 2, 3, 1).reshape(-1, channels)
-    weight = op.weight.permute(0, 2, 3, 1).reshape(channels, -1)
-    parts = (rows @ weight).view(count, *sizes, *kernel, -1)
+    weight = op.weight.permute(2, 0, 3, 1).flatten(2)
     height, width = ends[0] + down * (kernel[0] - 1), ends[1] + across * (kernel[1] - 1)
     total = values.new_zeros(count, height, width, op.weight.shape[1])
     for i in range(kernel[0]):
+        parts = (rows @ weight[i]).view(count, *sizes, kernel[1], -1)
         for j in range(kernel[1]):
             met = total[:, i * down :, j * across :]
-            met[:, : ends[0] : op.stride[0], : ends[1] : op.stride[1]] += parts[:, :, :, i, j]
+            met[:, : ends[0] : op.stride[0], : ends[1] : op.stride[1]] += parts[:, :, :, j]
     return total.permute(0, 3, 1, 2)
 
 
