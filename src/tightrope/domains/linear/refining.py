@@ -25,6 +25,7 @@ ROUNDS = 4
 NEAREST = 128  # signs that a round is about
 NEURONS = 8192  # of a layer that a round bounds again
 PART = 1024  # of them that are bounded between two looks at the clock
+PATIENT = 3  # times the iterations for the signs themselves: they are few
 COSTS = 0.97  # of what all neurons of the layer cost is enough
 SHARE = 0.5  # of the time that is left
 
@@ -77,7 +78,8 @@ class Refining:
         for part in range(0, len(places), NEAREST):
             check_time()
             some, side = places[part : part + NEAREST], sign[part : part + NEAREST]
-            new = best_sides(self.found, self.target, some, side, iterations=self.iterations)
+            count = PATIENT * self.iterations
+            new = best_sides(self.found, self.target, some, side, iterations=count)
             _tighten(self.lower, self.upper, some, side, new)
 
     def _improve(self, nearest: Tensor) -> None:
