@@ -127,7 +127,8 @@ def bound_nodes(subject: Subject, opened: OpenProblem, effort: Effort = ALPHA) -
         rough = bound_nodes(subject, opened, CROWN_IBP)
         if not reduction_fits(rough) and _mostly_decided(rough):
             return rough
-    found = relax(graph, box, effort=effort, rounding=ROUNDING, known=opened.nodes)
+    known, settled = opened.nodes, opened.settled
+    found = relax(graph, box, effort=effort, rounding=ROUNDING, known=known, settled=settled)
     opened.nodes, opened.effort = found.known(0), effort
     return found
 

@@ -76,7 +76,8 @@ class OpenProblem:
     """A problem on its way through the stages, and what they have found out about it so far.
 
     `limit` is how many seconds all stages together may take, of which `times` are spent, stage by
-    stage; `nodes` are proved bounds of nodes by position, found with that `effort`; `bound` is
+    stage; `nodes` are proved bounds of nodes by position, found with that `effort`; `settled` are
+    those found on the way, which stay when a stage runs out of time; `bound` is
     the best proved lower bound on the worst row; `search` is what stands at the root of a search.
     """
 
@@ -84,6 +85,7 @@ class OpenProblem:
     limit: float = math.inf
     times: dict[str, float] = field(default_factory=dict)
     nodes: Mapping[int, Box] | None = None
+    settled: dict[int, Box] = field(default_factory=dict)
     bound: float | None = None
     effort: Effort | None = None
     search: BranchAndBound | InputSearch | GraphSearch | PieceSearch | None = None

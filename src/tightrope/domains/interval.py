@@ -26,7 +26,7 @@ from tightrope.domains.composites import difference_box, softmax_box, standardiz
 from tightrope.domains.curves import function_box
 from tightrope.domains.products import matmul_box, product_box
 from tightrope.domains.relu_box import relu_box
-from tightrope.domains.rounding import around, cornered, down, growth, outward, tiny, up
+from tightrope.domains.rounding import around, cornered, down, growth, outward, summed, tiny, up
 from tightrope.domains.step_boxes import choice_box, place_box, step_box
 from tightrope.graph import Graph, ops
 from tightrope.graph.evaluate import RULES as POINT_RULES
@@ -176,8 +176,8 @@ def _batch_norm(op: ops.BatchNorm, box: Box, *, rounding: float) -> Box:
 def _shift(op: ops.Shift, box: Box, *, rounding: float) -> Box:
     if box.centered and not rounding:
         return Box.around(POINT_RULES[ops.Shift](op, box.center), box.radius)
-    lower, upper = (POINT_RULES[ops.Shift](op, t) for t in box.corners)
-    return outward(lower, upper, rounding)
+    offset = (-op.offset if op.subtract else op.offset).to(box.lower.dtype)
+    return summed(Box(*box.corners), Box(offset, offset), rounding)
 
 
 def _scale(op: ops.Scale, box: Box, *, rounding: float) -> Box:
@@ -186,11 +186,11 @@ def _scale(op: ops.Scale, box: Box, *, rounding: float) -> Box:
 
 
 def _add(op: ops.Add, a: Box, b: Box, *, rounding: float) -> Box:
-    return outward(a.lower + b.lower, a.upper + b.upper, rounding)
+    return summed(a, b, rounding)
 
 
 def _sub(op: ops.Sub, a: Box, b: Box, *, rounding: float) -> Box:
-    return outward(a.lower - b.upper, a.upper - b.lower, rounding)
+    return summed(a, Box(-b.upper, -b.lower), rounding)
 
 
 def _avg_pool(op: ops.AvgPool, box: Box, *, rounding: float) -> Box:

@@ -40,6 +40,21 @@ def outward(lower: Tensor, upper: Tensor, rounding: float) -> Box:
     return Box(down(lower), up(upper)) if rounding else Box(lower, upper)
 
 
+def summed(first: Box, second: Box, rounding: float) -> Box:
+    """Return the box of a sum. Sums of whole numbers are exact: steps that are compared stay so."""
+    ends = [(first.lower, second.lower), (first.upper, second.upper)]
+    lower, upper = (a + b for a, b in ends)
+    if not rounding:
+        return Box(lower, upper)
+    exact = [_whole(a) & _whole(b) for a, b in ends]
+    return Box(torch.where(exact[0], lower, down(lower)), torch.where(exact[1], upper, up(upper)))
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Return where numbers are whole, and so small that floats hold the sum of any two."""
+    return (x.frac() == 0) & (x.abs() < 1 / torch.finfo(x.dtype).eps)
+
+
 def around(center: Tensor, radius: Tensor, rounding: float) -> Box:
     """Return the box around a centre; as corners if it has to hold."""
     if not rounding:

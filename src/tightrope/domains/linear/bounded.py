@@ -70,7 +70,8 @@ class Relaxation:
         needed = {0, self.output, *(nodes[i].inputs[0] for i in self.lines)}
         needed.update(j for node in nodes if isinstance(node.op, BOXED) for j in node.inputs)
         needed.update(i for i, node in enumerate(nodes) if isinstance(node.op, ops.Function))
-        needed.update(i for i, node in enumerate(nodes) if RULES.get(type(node.op)) is by_intervals)
+        jumps = [i for i, node in enumerate(nodes) if RULES.get(type(node.op)) is by_intervals]
+        needed.update(jumps, (j for i in jumps for j in nodes[i].inputs))
         return {i: self.boxes[i][element : element + 1] for i in sorted(needed)}
 
     def pull(

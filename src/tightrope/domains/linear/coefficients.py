@@ -58,6 +58,10 @@ class Coefficients:
             return rows @ seen.expand(1, *self.values.shape[1:]).reshape(-1)
         return torch.einsum("ni,ni->n", rows, flat(seen.expand_as(self.values)))
 
+    def reach(self, field: Tensor) -> Tensor:
+        """Return the sum of absolute coefficients times a nonnegative field, per row."""
+        return self.like(self.values.abs()).dot(field)
+
     def plus(self, other: Coefficients) -> Coefficients:
         """Add the coefficients that reach the same node on another path."""
         return Coefficients(self.values + other.dense().values, self.owner)
@@ -72,6 +76,11 @@ class Coefficients:
                 values, op.weight, None, op.stride, op.padding, extra, op.groups, op.dilation
             )
         )
+
+    def through_transposed(self, op: ops.ConvTranspose2d, shape: tuple[int, ...]) -> Coefficients:
+        """Return the coefficients before a transposed convolution of inputs of that shape."""
+        options = (op.stride, op.padding, op.dilation, op.groups)
+        return self.like(F.conv2d(self.values, op.weight, None, *options))
 
 
 @dataclass(frozen=True)
@@ -97,16 +106,29 @@ class Windows(Coefficients):
         after = max(0, high + max(height, width) - min(self.size))
         frame = (before, after, before, after)
         framed = F.pad(field.expand(-1, -1, *self.size), frame, value=outside)
-        views = framed.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5)
+        framed = framed.permute(0, 2, 3, 1).contiguous()
+        views = framed.unfold(1, height, 1).unfold(2, width, 1).permute(0, 1, 2, 4, 5, 3)
         row, column = (self.origin + before).unbind(1)
-        if len(field) == 1:
-            return views[0, row, column]
-        return views[self._owners(), row, column]
+        owner = 0 if len(field) == 1 else self._owners()
+        return views[owner, row, column].permute(0, 3, 1, 2)
 
     def dot(self, field: Tensor) -> Tensor:
         """Return the sum over the window of coefficients times a field, one per row."""
+        if len(field) == 1 and field.shape[2:] == (1, 1):
+            return self.values.sum((2, 3)) @ field.flatten()
         field = field.expand(len(field), self.values.shape[1], *self.size)
-        return torch.einsum("ni,ni->n", flat(self.values), flat(self.take(field)))
+        rows, seen = (t.permute(0, 2, 3, 1).flatten(1) for t in (self.values, self.take(field)))
+        return torch.einsum("ni,ni->n", rows, seen)
+
+    def reach(self, field: Tensor) -> Tensor:
+        """Return at least the sum of absolute coefficients times a nonnegative field, per row.
+
+        The largest value of the field does for all of them: what rounding errors are measured
+        by need not be known any better.
+        """
+        most = flat(field).amax(1)
+        total = torch.linalg.vector_norm(self.values, 1, (1, 2, 3))
+        return total * (most if len(most) == 1 else most[self._owners()])
 
     def dense(self) -> Coefficients:
         """Return the same as dense coefficients."""
@@ -121,37 +143,51 @@ class Windows(Coefficients):
         return Coefficients(whole, self.owner)
 
     def plus(self, other: Coefficients) -> Coefficients:
-        """Add windows that lie alike in every row; anything else becomes dense."""
+        """Add windows: in each row those that contain both, dense ones if they cover the map."""
         if not isinstance(other, Windows):
             return other.plus(self)
-        offset = other.origin - self.origin
-        if not (offset == offset[:1]).all():
+        start = torch.minimum(self.origin, other.origin)
+        ends = [w.origin + w.origin.new_tensor(w.values.shape[2:]) for w in (self, other)]
+        height, width = (torch.maximum(*ends) - start).amax(0).tolist()
+        if height >= self.size[0] and width >= self.size[1]:
             return self.dense().plus(other)
-        down, right = (int(t) for t in offset[0])
-        top, left = min(down, 0), min(right, 0)
-        sizes = [w.values.shape[2:] for w in (self, other)]
-        bottom = max(sizes[0][0], down + sizes[1][0])
-        edge = max(sizes[0][1], right + sizes[1][1])
-        total = self.values.new_zeros(*self.values.shape[:2], bottom - top, edge - left)
-        total[:, :, -top : sizes[0][0] - top, -left : sizes[0][1] - left] += self.values
-        total[:, :, down - top :, right - left :][:, :, : sizes[1][0], : sizes[1][1]] += (
-            other.values
-        )
-        start = self.origin + torch.tensor([top, left], device=self.origin.device)
+        total = _placed(self.values, self.origin - start, (height, width))
+        total += _placed(other.values, other.origin - start, (height, width))
         return replace(self, values=total, origin=start)
 
     def through(self, op: ops.Conv2d, shape: tuple[int, ...]) -> Coefficients:
         """Return the coefficients before a convolution: a wider window, or dense ones."""
-        wider = F.conv_transpose2d(
-            self.values, op.weight, None, op.stride, 0, 0, op.groups, op.dilation
-        )
+        wider = _widened(self.values, op)
         stride = torch.tensor(op.stride, device=self.origin.device)
         padding = torch.tensor(op.padding, device=self.origin.device)
         size = (shape[1], shape[2])
-        moved = Windows(wider, self.owner, self.origin * stride - padding, size)._without_padding()
+        moved = Windows(wider, self.owner, self.origin * stride - padding, size).cleared()
         if wider.shape[2] >= size[0] and wider.shape[3] >= size[1]:
             return moved.dense()
         return moved
+
+    def through_transposed(self, op: ops.ConvTranspose2d, shape: tuple[int, ...]) -> Coefficients:
+        """Return the coefficients before a transposed convolution: windows of all that it meets.
+
+        Input i of a side brings something to the outputs from `i stride - padding` on. So a
+        window begins at another place of the first input's outputs in each row.
+        """
+        stride, padding = (self.origin.new_tensor(t) for t in (op.stride, op.padding))
+        taps = self.origin.new_tensor(op.weight.shape[2:])
+        reach = self.origin.new_tensor(op.dilation) * (taps - 1)
+        if (stride > reach + 1).any():  # outputs that no input brings anything to
+            return self.dense().through_transposed(op, shape)
+        first = -((reach - self.origin - padding) // stride)
+        count = (reach + self.origin.new_tensor(self.values.shape[2:]) - 1) // stride
+        extent = (count * stride + reach + 1).tolist()
+        offset = self.origin + padding - first * stride
+        placed = _placed(self.values, offset, (extent[0], extent[1]))
+        values = F.conv2d(placed, op.weight, None, op.stride, 0, op.dilation, op.groups)
+        return Windows(values, self.owner, first, (shape[1], shape[2])).cleared()
+
+    def moved(self, by: tuple[int, int], size: tuple[int, int]) -> Windows:
+        """Return the windows in a map of another size, whose places have other numbers."""
+        return replace(self, origin=self.origin + self.origin.new_tensor(by), size=size).cleared()
 
     def _owners(self) -> Tensor:
         if self.owner is None:
@@ -165,10 +201,50 @@ class Windows(Coefficients):
         column = self.origin[:, 1].view(-1, 1, 1, 1) + torch.arange(width, device=device)
         return row, column
 
-    def _without_padding(self) -> Windows:
+    def cleared(self) -> Windows:
+        """Return the same with nothing outside of the map."""
         row, column = self._places()
         inside = (row >= 0) & (row < self.size[0]) & (column >= 0) & (column < self.size[1])
+        if inside.all():
+            return self
         return replace(self, values=self.values * inside)
+
+
+def _widened(values: Tensor, op: ops.Conv2d) -> Tensor:
+    """Return windows before a convolution without padding.
+
+    Products of matrices and a sum over the taps: torch has no fast way for float64 and small maps.
+    """
+    if op.groups > 1 or values.dtype != torch.float64 or values.device.type != "cpu":
+        return F.conv_transpose2d(values, op.weight, None, op.stride, 0, 0, op.groups, op.dilation)
+    count, channels, *sizes = values.shape
+    kernel, (down, across) = op.weight.shape[2:], op.dilation
+    ends = [(size - 1) * step + 1 for size, step in zip(sizes, op.stride, strict=True)]
+    rows = values.permute(0, 2, 3, 1).reshape(-1, channels)
+    weight = op.weight.permute(2, 0, 3, 1).flatten(2)
+    height, width = ends[0] + down * (kernel[0] - 1), ends[1] + across * (kernel[1] - 1)
+    total = values.new_zeros(count, height, width, op.weight.shape[1])
+    for i in range(kernel[0]):
+        parts = (rows @ weight[i]).view(count, *sizes, kernel[1], -1)
+        for j in range(kernel[1]):
+            met = total[:, i * down :, j * across :]
+            met[:, : ends[0] : op.stride[0], : ends[1] : op.stride[1]] += parts[:, :, :, j]
+    return total.permute(0, 3, 1, 2)
+
+
+def _placed(values: Tensor, offset: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return windows as parts of larger ones, each row's at its own offset."""
+    count, channels, height, width = values.shape
+    whole = values.new_zeros(count, *size, channels).permute(0, 3, 1, 2)
+    for place in offset.unique(dim=0):
+        down, right = place.tolist()
+        mine = (offset == place).all(1)
+        part = whole[:, :, down : down + height, right : right + width]
+        if mine.all():
+            part.copy_(values)
+        else:
+            part[mine] = values[mine]
+    return whole
 
 
 def unit_rows(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,11 +21,12 @@ from tightrope.deadline import check_time
 from tightrope.domains import interval
 from tightrope.domains.linear.alpha import alpha_bounds, optimize_slopes
 from tightrope.domains.linear.bounded import COPIES, MEMORY, Relaxation
-from tightrope.domains.linear.coefficients import Coefficients, unit_rows
+from tightrope.domains.linear.coefficients import Coefficients, Windows, unit_rows
 from tightrope.domains.linear.extrema import as_extremum
 from tightrope.domains.linear.factors import PRODUCTS, Factors, varies
 from tightrope.domains.linear.forms import few_inputs, tighter
 from tightrope.domains.linear.magnitudes import Magnitudes, largest
+from tightrope.domains.linear.refining import Refining
 from tightrope.domains.linear.relaxations import lines, unstable
 from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
 from tightrope.domains.reduced.reduction import Reducer, reduce, reducible
@@ -36,6 +37,7 @@ from tightrope.graph import Graph, Node, ops
 MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Take, ops.Concat)
 APART = (*MOVES, ops.Shift, ops.Scale, ops.BatchNorm)
 DIFFERENCES = 1 << 10  # that are bounded one by one
+CACHE = 1 << 22  # bytes of windows at a time: they are looked at many times, and fast in a cache
 JUMPS = (ops.Step, ops.Where, ops.ArgMax)
 WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take
 
@@ -70,6 +72,7 @@ def relax(
     effort: Effort = ALPHA,
     rounding: float = 0.0,
     known: Mapping[int, Box] | None = None,
+    settled: dict[int, Box] | None = None,
 ) -> Relaxation:
     """Bound all nodes of a network on a batch of boxes.
 
@@ -86,6 +89,7 @@ def relax(
     reducer = None
     if effort.iterations and reducible(graph) and len(box.lower) == 1:
         reducer = Reducer(found, memory=effort.memory)
+    worker = _Worker(found, effort, reducer, settled)
     for i, node in enumerate(graph.nodes[1:], start=1):
         check_time()
         inputs = [found.boxes[j] for j in node.inputs]
@@ -95,6 +99,8 @@ def relax(
             bounds = _told(bounds)
         if known is not None and i in known:
             bounds = _both(bounds, known[i])
+        if settled is not None and i in settled:
+            bounds = _both(bounds, settled[i])
         if rounding:
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
@@ -109,11 +115,7 @@ def relax(
             needs = _needed(i, bounds, heard, factors)
             # What has no rule has no better bounds than its box.
             if needs is not None and not _many(node) and not _by_intervals(node.op):
-                # ReLUs need no more than a sign.
-                signs = all(
-                    isinstance(op, ops.Relu | ops.LeakyRelu) or _tests_a_sign(op) for op in reading
-                )
-                bounds = _Tightening(found, i, effort, reducer, signs).of(bounds, needs)
+                bounds = worker.at(i, bounds, needs, reading)
                 if forms is not None:
                     forms.tighten(i, bounds)
         found.boxes[i] = bounds
@@ -235,6 +237,40 @@ def _needed(
     return torch.stack(masks).any(0)
 
 
+@dataclass(frozen=True)
+class _Worker:
+    """Bounds nodes better than intervals do, those apart that were settled before."""
+
+    found: Relaxation
+    effort: Effort
+    reducer: Reducer | None
+    settled: dict[int, Box] | None
+
+    def at(self, i: int, bounds: Box, needs: Tensor, readers: list[ops.Op]) -> Box:
+        """Return better bounds of a node, whose neurons its readers would like to know."""
+        # ReLUs need no more than a sign.
+        signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) or _tests_a_sign(op) for op in readers)
+        work = _Tightening(self.found, i, self.effort, self.reducer, signs)
+        if self.settled is None or i not in self.settled or work.optimised(needs):
+            bounds = work.of(bounds, needs)
+        alone = len(self.found.box.lower) == 1
+        if self.effort.iterations and alone and any(map(_tests_a_sign, readers)):
+            bounds = _refined(self.found, i, self.effort, bounds)
+        if self.settled is not None and self.effort.iterations is not None:
+            self.settled[i] = bounds
+        return bounds
+
+
+def _refined(found: Relaxation, i: int, effort: Effort, bounds: Box) -> Box:
+    """Find out more about signs that are tested."""
+    left = (bounds.lower <= 0) & (bounds.upper >= 0) & (bounds.lower < bounds.upper)
+    assert effort.iterations
+    if not left.any() or not found.lines:
+        return bounds
+    own = replace(found)  # what it computes from the bounds changes with them
+    return Refining(own, i, effort.iterations).of(bounds, left)
+
+
 def _many(node: Node) -> bool:
     """Return whether there are so many differences that those of bounds have to do."""
     return isinstance(node.op, ops.Differences) and math.prod(node.shape) > DIFFERENCES
@@ -295,6 +331,10 @@ class _Tightening:
             parts.append(self.found.lower(self.target, units.like(units.values * sign)))
         return torch.cat(parts)
 
+    def optimised(self, needs: Tensor) -> bool:
+        """Whether these neurons are bounded with slopes of their own."""
+        return self.reducer is not None and self._affordable(int(needs.sum()))
+
     def _affordable(self, rows: int) -> bool:
         """Whether slopes of that many rows can be optimised on the reduced network."""
         neurons = unstable_neurons(self.found)
@@ -311,6 +351,8 @@ class _Tightening:
         shape, like = found.graph.nodes[target].shape, found.box.lower
         form = found.pull(target, unit_rows(shape, place[:1], owners, like, windows=True))
         memory = fitting(self.effort.memory, like.device)
+        if isinstance(form.coefficients, Windows):
+            memory = min(memory, COPIES * CACHE)
         size = rows_at_once(memory, COPIES * form.largest * like.element_size(), form.work)
         for start in range(0, len(place), size):
             yield slice(start, start + size)

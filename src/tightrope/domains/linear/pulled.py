@@ -45,7 +45,7 @@ class Form:
             return a.dot(center) - a.like(a.values.abs()).dot(radius) + self.constant
         below = a.like(a.values.clamp(min=0)).dot(box.lower)
         above = a.like(a.values.clamp(max=0)).dot(box.upper)
-        size = a.like(a.values.abs()).dot(torch.maximum(box.lower.abs(), box.upper.abs()))
+        size = a.reach(torch.maximum(box.lower.abs(), box.upper.abs()))
         size = size + self.constant.abs() + self.slack
         loose = self.slack + growth(a.values[0].numel() + 4, rounding) * size
         return below + above + self.constant - loose - torch.finfo(size.dtype).tiny

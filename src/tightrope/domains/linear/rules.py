@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tightrope.box import Box, flat
 from tightrope.deadline import check_time
-from tightrope.domains.linear import spread
+from tightrope.domains.linear import moves, spread
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.pools import max_pool
 from tightrope.domains.linear.products import pull_differences, pull_product
@@ -35,7 +35,6 @@ from tightrope.domains.linear.relaxations import RULES as LINES
 from tightrope.domains.linear.relaxations import Lines, kinked
 from tightrope.domains.rounding import growth, tiny
 from tightrope.graph import Graph, ops
-from tightrope.graph.evaluate import RULES as POINT_RULES
 from tightrope.graph.evaluate import batchnorm_map
 from tightrope.graph.work import fan_in
 
@@ -68,7 +67,7 @@ class Pass:
         """Add `a . values` to the bound."""
         self.add_number(a.dot(values))
         if self.rounding:
-            size = a.like(a.values.abs()).dot(values.abs())
+            size = a.reach(values.abs())
             self.lose(size, growth(a.values[0].numel(), self.rounding))
 
     def add_alike(self, a: Coefficients, values: Tensor) -> None:
@@ -95,7 +94,7 @@ class Pass:
     def charge(self, a: Coefficients, i: int, terms: int) -> None:
         """Account for pulling coefficients through node i, sums of so many products."""
         if self.magnitudes is not None:
-            size = a.like(a.values.abs()).dot(self.magnitudes[i])
+            size = a.reach(self.magnitudes[i])
             self.lose(size, growth(terms, self.rounding))
 
 
@@ -137,8 +136,7 @@ def backward(
                 continue
             arrived[j] = arrived[j].plus(b)
             if magnitudes is not None:
-                joined = arrived[j].like(arrived[j].values.abs())
-                state.lose(joined.dot(magnitudes[j]), 2 * rounding)
+                state.lose(arrived[j].reach(magnitudes[j]), 2 * rounding)
     if 0 not in arrived:  # the node does not depend on the input
         blank = rows.values.new_zeros(len(rows.values), *graph.input_shape)
         arrived[0] = Coefficients(blank, rows.owner)
@@ -173,7 +171,7 @@ def _linear(op: ops.Linear, a: Coefficients, i: int, state: Pass) -> tuple[Coeff
 
 def _conv(op: ops.Conv2d, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
     if op.bias is not None:
-        state.add(a, op.bias.view(1, -1, 1, 1).expand(1, *state.graph.nodes[i].shape))
+        state.add(a, op.bias.view(1, -1, 1, 1))
     state.charge(a, i, op.weight.numel() // op.weight.shape[1])
     return (a.through(op, state.graph.nodes[state.graph.nodes[i].inputs[0]].shape),)
 
@@ -187,7 +185,7 @@ def _batch_norm(op: ops.BatchNorm, a: Coefficients, i: int, state: Pass) -> tupl
     if state.magnitudes is not None:
         # The factor itself may underflow, and it meets the mean and whatever comes in.
         met = 1 + state.magnitudes[state.graph.nodes[i].inputs[0]] + op.mean.abs().view(channels)
-        state.lose(a.like(a.values.abs()).dot(met), tiny(met))
+        state.lose(a.reach(met), tiny(met))
     return (a.like(a.values * a.take(factor)),)
 
 
@@ -215,25 +213,6 @@ def _permute(op: ops.Permute, a: Coefficients, i: int, state: Pass) -> tuple[Coe
     a = a.dense()
     order = torch.tensor(op.dims).argsort().tolist()
     return (a.like(a.values.permute(order)),)
-
-
-def _affine(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
-    """Any other affine operation: its transpose is what autograd computes."""
-    dense = a.dense()
-    node = state.graph.nodes[i]
-    with torch.enable_grad():
-        inputs = [
-            dense.values.new_zeros(len(dense.values), *state.graph.nodes[j].shape).requires_grad_()
-            for j in node.inputs
-        ]
-        outputs = POINT_RULES[type(op)](op, *inputs)
-        # Of a sum: with vectors given, torch would load its symbolic algebra first.
-        gradients = torch.autograd.grad((outputs * dense.values).sum(), inputs)
-    if isinstance(op, ops.Pad) and op.value:
-        state.add(dense, outputs[:1].detach())
-    if isinstance(op, ops.AvgPool):
-        state.charge(dense, i, op.kernel[0] * op.kernel[1])
-    return tuple(dense.like(g) for g in gradients)
 
 
 def _add(op: ops.Add, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:
@@ -280,7 +259,7 @@ def pull_activation(
         state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
     if state.magnitudes is not None:
         sizes = state.magnitudes[before]
-        state.lose(a.like(values.abs()).dot(sizes), 4 * state.rounding)
+        state.lose(a.like(values).reach(sizes), 4 * state.rounding)
     return a.like(values)
 
 
@@ -307,14 +286,14 @@ RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients | None, ...]]] = {
     ops.BatchNorm: _batch_norm,
     ops.Shift: _shift,
     ops.Scale: _scale,
-    ops.AvgPool: _affine,
+    ops.AvgPool: moves.average,
     ops.MaxPool: max_pool,
     ops.Reshape: _reshape,
     ops.Permute: _permute,
-    ops.Pad: _affine,
-    ops.Slice: _affine,
+    ops.Pad: moves.pad,
+    ops.Slice: moves.cut,
     ops.Take: spread.take,
-    ops.Concat: _affine,
+    ops.Concat: moves.concatenate,
     ops.Add: _add,
     ops.Sub: _sub,
     ops.Relu: _activation,

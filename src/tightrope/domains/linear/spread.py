@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
-
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.graph import ops
 
@@ -21,12 +19,10 @@ def conv_transpose(
     op: ops.ConvTranspose2d, a: Coefficients, i: int, state: Pass
 ) -> tuple[Coefficients, ...]:
     """A convolution with the same weight, which is what its transpose is."""
-    a = a.dense()
     if op.bias is not None:
-        state.add(a, op.bias.view(1, -1, 1, 1).expand(1, *state.graph.nodes[i].shape))
+        state.add(a, op.bias.view(1, -1, 1, 1))
     state.charge(a, i, op.weight[0].numel())
-    options = (op.stride, op.padding, op.dilation, op.groups)
-    return (a.like(F.conv2d(a.values, op.weight, None, *options)),)
+    return (a.through_transposed(op, state.graph.nodes[state.graph.nodes[i].inputs[0]].shape),)
 
 
 def take(op: ops.Take, a: Coefficients, i: int, state: Pass) -> tuple[Coefficients, ...]:

@@ -147,7 +147,7 @@ class PieceBounder:
     ) -> tuple[Tensor, Tensor, Cuts]:
         view = self.look(problems)
         # Multipliers are of the size of the coefficients that they are to outweigh.
-        unit = self._arrived(problems, view)
+        unit = self._largest(problems, view)
         ascent = Ascent({"share": Parameter(problems.beta / unit, rate, 0.0, None)}, decay=DECAY)
         for iteration in range(iterations + 1):
             check_time()
@@ -159,16 +159,15 @@ class PieceBounder:
             view = self.look(problems)
         return ascent.bound, unit * ascent.best["share"], self.cuts(problems, view)
 
-    def _arrived(self, problems: Pieces, view: View) -> Tensor:
-        """Return the size of the coefficients that arrive at each cut, [D, M]."""
+    def _largest(self, problems: Pieces, view: View) -> Tensor:
+        """Return the largest coefficient that arrives in the layer of each cut, [D, M]."""
         found = torch.zeros_like(problems.beta)
         for i in problems.node[problems.side != 0].unique().tolist():
             if i in view.form.passed:
-                mine = problems.node == i
-                size = flat(view.form.passed[i].values).abs()
                 slopes = (view.lines[i].lower_slope, view.lines[i].upper_slope)
-                size = size * torch.maximum(*(flat(t).abs() for t in slopes))
-                found = torch.where(mine, size.gather(1, problems.place.where(mine, 0)), found)
+                steepest = torch.maximum(*(flat(t).abs() for t in slopes))
+                size = (flat(view.form.passed[i].values).abs() * steepest).amax(1, keepdim=True)
+                found = torch.where(problems.node == i, size, found)
         return torch.where(torch.isfinite(found), found, 0.0).clamp(min=LEAST_UNIT)
 
     def _violations(self, problems: Pieces, view: View) -> Tensor:
