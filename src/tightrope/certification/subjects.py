@@ -9,9 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from tightrope.answer import Answer, Verdict
 from tightrope.attacks import Network, for_points
 from tightrope.box import Box
 from tightrope.budget import fitting, rows_at_once
+from tightrope.domains.linear.rules import BY_INTERVALS
 from tightrope.graph import Graph, trace
 from tightrope.graph.halves import share_halves
 from tightrope.graph.lowering import lowered, without_softmax
@@ -20,6 +22,7 @@ from tightrope.graph.work import products
 
 ATTACK = 1 << 30  # bytes of what an attack computes at a time
 COPIES = 4  # of all its numbers that a point needs on its way there and back
+SHOWN = 5  # names of layers in a note
 PASSES = 3  # that a step takes: one there, two back
 
 
@@ -78,6 +81,14 @@ class Subject:
         """
         graph = share_halves(self.graph.detach().to(torch.float64))
         return lowered(expand_max_pools(graph), torch.float64)
+
+    def note(self, answer: Answer) -> str:
+        """Name the layers that only intervals bound, where nothing was decided."""
+        names = [repr(n.name) for n in self.exact.nodes if isinstance(n.op, BY_INTERVALS)]
+        if answer.verdict is not Verdict.UNKNOWN or not names:
+            return ""
+        shown = ", ".join(dict.fromkeys(names[:SHOWN])) + (", ..." if len(names) > SHOWN else "")
+        return f"bounded by intervals alone, for want of a tighter rule: {shown}"
 
     @cached_property
     def device(self) -> torch.device:

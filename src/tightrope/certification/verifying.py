@@ -104,7 +104,7 @@ def verify(
             return dataclasses.replace(falsified(found), stage="natural", note=region.note())
         left = max(deadline.left, 0.0)  # what tracing and checking have left
         answer = solve(subject, problem, timeout=left, seed=seed, choices=choices)
-        return dataclasses.replace(answer, note=region.note())
+        return dataclasses.replace(answer, note=_joined(region.note(), subject.note(answer)))
 
 
 def examine(network: Network, asked: Region | Box) -> tuple[Subject, Region]:
@@ -207,7 +207,7 @@ def verify_and_tell(
         return dataclasses.replace(answer, stage="input", seconds=time.monotonic() - started), None
     subject = Subject(network.graph().to(target), network.run)
     answer, case = _decide_cases(subject, network, specification, deadline, seed, choices)
-    note = _note(specification, network.dtype)
+    note = _joined(_note(specification, network.dtype), subject.note(answer))
     answer = dataclasses.replace(answer, seconds=time.monotonic() - started, note=note)
     if answer.counterexample is None or case is None:
         return answer, None
@@ -265,6 +265,10 @@ def _answers(
                 yield dataclasses.replace(undecided(Cause.TIME, NO_TIME), stage="input"), None
                 return
             yield _decide_case(subject, network, case, deadline.left, seed, choices), case
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def _note(specification: Specification, dtype: torch.dtype) -> str:
