@@ -18,7 +18,6 @@ import torch
 from handmade import blind_spot, network, records
 from torch import Tensor, nn
 
-import tightrope as tr
 from tightrope.answer import Answer, Cause
 from tightrope.box import Box
 from tightrope.certification import complete, refutation, stages
@@ -27,7 +26,7 @@ from tightrope.certification.complete import NOT_BOUNDED, bound_nodes, mixed_int
 from tightrope.certification.problem import Choices, OpenProblem, Problem, robustness
 from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.search import branch_and_bound as search
-from tightrope.certification.search import optimum
+from tightrope.certification.search import on_pieces, optimum
 from tightrope.certification.search.branch_and_bound import BranchAndBound
 from tightrope.certification.search.optimum import _shifted, enclose
 from tightrope.certification.stages import STAGES, Stage, StageSettings
@@ -271,7 +270,7 @@ def by_lines(subject: Subject, problem: Problem) -> Answer:
 def test_linear_bounds_prove_if_they_are_finite_and_above_zero(
     bound: float, proved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(complete, "best_bounds", lambda *_: said(bound))
+    monkeypatch.setattr(on_pieces, "optimized_rows", lambda *_: (said(bound), {}))
     monkeypatch.setattr(refutation.Refuter, "search", lambda self, **_: None)
     found = by_lines(curved(), row_problem(0.0, [0]))
     assert (found.verdict == "verified") is proved
@@ -291,7 +290,7 @@ def test_linear_bounds_prove_if_they_are_finite_and_above_zero(
 def test_each_group_needs_a_row_above_zero(
     rows: list[float], offset: float, proved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(complete, "best_bounds", lambda *_: said(*rows))
+    monkeypatch.setattr(on_pieces, "optimized_rows", lambda *_: (said(*rows), {}))
     monkeypatch.setattr(refutation.Refuter, "search", lambda self, **_: None)
     found = by_lines(curved(), row_problem(offset, [0, 0, 1]))
     assert (found.verdict == "verified") is proved
@@ -388,28 +387,3 @@ def test_all_of_it_runs_in_full_precision(entry: str, monkeypatch: pytest.Monkey
     finally:
         torch.backends.cudnn.allow_tf32 = before
     assert seen == [False]
-
-
-class Rounding(nn.Module):
-    """A jump that lies in any box around zero: only intervals bound it."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack((torch.round(x[:, 0]), x[:, 1]), 1)
-
-
-def test_layers_that_only_intervals_bound_are_named_where_nothing_is_decided() -> None:
-    x = torch.tensor([0.5 + 1e-3, 0.2])
-    for radius, verdict in (("1e-4", "verified"), ("0.1", "falsified")):
-        found = tr.verify(Rounding(), x, 0, eps=radius, timeout=120.0)
-        assert found.verdict == verdict and not found.note
-
-    class Hidden(nn.Module):
-        """Two jumps that cancel, which intervals do not know."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            jumps = torch.round(x[:, 0]) + torch.round(-x[:, 0])
-            return torch.stack((x[:, 1] + jumps, 0 * x[:, 1]), 1)
-
-    found = tr.verify(Hidden(), x, 0, eps="0.1", timeout=60.0, split="relu")
-    assert found.verdict == "unknown" and "bounded by intervals alone" in found.note
-    assert "'round" in found.note

@@ -75,7 +75,7 @@ def above(value: float, module: nn.Module) -> tuple[Subject, Problem]:
     unsafe = Unsafe(row, row[0] * -value, torch.zeros(1, dtype=torch.long))
 
     def fails(point: Tensor) -> bool:
-        return float(module(point[None])) <= value
+        return float(module(point[None]).detach()) <= value
 
     return subject, Problem(Box(-ones, ones), Box(-ones, ones), unsafe, fails)
 

@@ -96,9 +96,11 @@ class PieceSearch(PooledSearch[Pieces]):
     def begin(self, deadline: Deadline) -> Answer:
         """Bound all rows without cuts; each open group goes on with its best row."""
         bounds, slopes = optimized_rows(self.relaxation, self.unsafe.matrix)
-        bounds = torch.where(torch.isfinite(bounds), bounds, -torch.inf)
-        # Rounding is to the nearest, so one step down is below the exact sum.
-        bounds = torch.nextafter(bounds + self.unsafe.offset, bounds.new_tensor(-torch.inf))
+        if not torch.isfinite(bounds).all():  # something went wrong on the way to them
+            bounds = torch.full_like(bounds, -torch.inf)
+        elif self.unsafe.offset.any():
+            # The sums are rounded, though never across zero.
+            bounds = torch.nextafter(bounds + self.unsafe.offset, bounds.new_tensor(-torch.inf))
         worst = self._worst_group(bounds)
         self.bounder = PieceBounder(self.relaxation, self.unsafe.matrix, self.unsafe.offset, slopes)
         left = open_rows(bounds, self.group)
