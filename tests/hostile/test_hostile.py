@@ -61,10 +61,11 @@ def test_every_kind_of_file_is_among_them(hunt: Hunt, tmp_path: Path) -> None:
 def test_what_must_not_happen_is_noticed(
     code: int, out: str, err: str, problem: str | None
 ) -> None:
-    found = judge(Outcome(code, out, err), "report")
+    found = judge(Outcome(code, out, err), ("report",))
     assert found is None if problem is None else found is not None and problem in found
 
 
 def test_an_answer_that_is_none() -> None:
-    assert judge(Outcome(0, "unsat\n", ""), "verify") is None
-    assert judge(Outcome(0, "hello\nunsat\n", ""), "verify") is not None
+    assert judge(Outcome(0, "unsat\n", ""), ("verify", "a.onnx", "b.vnnlib")) is None
+    assert judge(Outcome(0, "hello\nunsat\n", ""), ("verify", "a.onnx", "b.vnnlib")) is not None
+    assert judge(Outcome(0, "1 of 1 decided\n", ""), ("verify", "--instances", "c.csv")) is None
