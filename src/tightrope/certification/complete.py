@@ -47,6 +47,8 @@ from tightrope.domains.reduced.reduction import reduce, reducible
 from tightrope.errors import UserError
 from tightrope.precision import ROUNDING
 
+Search = BranchAndBound | InputSearch | GraphSearch | PieceSearch
+
 NOT_BOUNDED = "the network was not bounded to its end"
 # Attacks on networks that branch and bound cannot split.
 LAST_ATTACKS, LAST_STEPS = 20, 200
@@ -81,21 +83,27 @@ def root(
 def _root(subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Choices) -> Answer:
     problem, unsafe = opened.problem, opened.problem.unsafe
     if _better_by_inputs(subject, opened, choices):
-        opened.search = input_search(subject, problem, opened.nodes)
-        return opened.search.begin()
+        boxes = input_search(subject, problem, opened.nodes)
+        return _begun(opened, boxes, boxes.begin())
     relaxation = bound_nodes(subject, opened)
     refuter = problem.refuter(subject)
     if not reducible(relaxation.graph):
-        pieces = opened.search = PieceSearch(relaxation, unsafe, refuter)
-        return pieces.begin(deadline)
+        pieces = PieceSearch(relaxation, unsafe, refuter)
+        return _begun(opened, pieces, pieces.begin(deadline))
     if reduction_fits(relaxation):
         network = reduce(relaxation, unsafe.matrix, unsafe.offset)
         settings = SearchSettings(branching=choices.branching, cuts=choices.cuts)
-        opened.search = BranchAndBound(network, unsafe.group, refuter, settings=settings)
-        return opened.search.begin()
+        signs = BranchAndBound(network, unsafe.group, refuter, settings=settings)
+        return _begun(opened, signs, signs.begin())
     search = GraphSearch(relaxation, unsafe, refuter)
     found = search.begin(deadline)
-    opened.search, opened.nodes = search, search.relaxation.known(0)
+    opened.nodes = search.relaxation.known(0)
+    return _begun(opened, search, found)
+
+
+def _begun(opened: OpenProblem, search: Search, found: Answer) -> Answer:
+    """Keep a search for later: only one that has begun, for another knows of nothing open."""
+    opened.search = search
     return found
 
 
@@ -177,11 +185,12 @@ def _by_inputs(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Inp
         return None
 
 
-def _run(
-    search: BranchAndBound | InputSearch | GraphSearch | PieceSearch | Turns, deadline: Deadline
-) -> Answer:
+def _run(search: Search | Turns, deadline: Deadline) -> Answer:
     with until(Deadline()):  # it looks at the clock itself, and says how far it came
-        return search.run(deadline.end)
+        found = search.run(deadline.end)
+    if found and not math.isfinite(found.bound or 0.0):
+        return undecided(Cause.TIME, NOT_BOUNDED)  # nothing open, because nothing was looked at
+    return found
 
 
 def _instead(search: GraphSearch) -> str:

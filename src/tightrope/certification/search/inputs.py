@@ -111,11 +111,17 @@ class InputSearch:
 
     def begin(self) -> Answer:
         """Bound the whole box, and cut it."""
-        batch, bounds, best = self._look(self.pool.take(1, deep=False))
-        if not len(batch):
+        taken = self.pool.take(1, deep=False)
+        try:
+            batch, bounds, best = self._look(taken)
+            parts = self._divide(batch, bounds, best) if len(batch) else None
+        except OutOfTimeError:  # what was not bounded stays open
+            self.pool.add(taken, self.whole.lower.new_full((len(taken),), -torch.inf))
+            raise
+        if parts is None:
             return verified(self.lowest, self.count)
         lowest = float(torch.where(batch.open, best, torch.inf).min())
-        self.pool.add(*self._divide(batch, bounds, best))
+        self.pool.add(*parts)
         return undecided(bound=lowest, subproblems=self.count)
 
     def run(self, deadline: float) -> Answer:

@@ -104,12 +104,15 @@ class PieceSearch(PooledSearch[Pieces]):
         worst = self._worst_group(bounds)
         self.bounder = PieceBounder(self.relaxation, self.unsafe.matrix, self.unsafe.offset, slopes)
         left = open_rows(bounds, self.group)
-        self.open = self.pool = OpenPieces()
+        pool = OpenPieces()
+        if len(left):
+            roots = whole(left)
+            _, _, where = self.bounder.improve(roots, iterations=0)
+            pool.add(roots, bounds[left].clamp(max=0.0), where)
+        # Last: a search that ran out of time before has not begun.
+        self.open = self.pool = pool
         if not len(left):
             return verified(self.lowest, self.count)
-        roots = whole(left)
-        _, _, where = self.bounder.improve(roots, iterations=0)
-        self.pool.add(roots, bounds[left].clamp(max=0.0), where)
         return undecided(bound=worst, subproblems=self.count)
 
     def _round(self) -> Tensor | None:

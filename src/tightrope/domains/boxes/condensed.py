@@ -85,8 +85,9 @@ class Condenser:
         activations = [n for n in graph.nodes if isinstance(n.op, ops.Relu | ops.LeakyRelu)]
         products = [math.prod(n.shape) for n in graph.nodes if isinstance(n.op, ops.Mul)]
         # Neurons, then products that are not yet written as squares of neurons' rows.
+        self.room = SQUARES * sum(products)  # for squares: activations have theirs besides
         self.first = len(self.varying) + sum(math.prod(node.shape) for node in activations)
-        self.first += SQUARES * sum(products)
+        self.first += self.room
         self.columns = self.first + sum(products)
         self.reach = np.zeros(self.columns)
         self.radius = np.zeros(self.columns)  # by which they vary, about
@@ -128,6 +129,7 @@ class Condenser:
         place = np.zeros(len(twin), np.int64)
         place[first] = np.arange(self.filled, self.filled + first.sum())
         self.filled += int(first.sum())
+        assert self.filled <= self.first  # beyond that are products
         reach = np.maximum(np.maximum(upper, 0.0), -left * lower) * (1 + 1e-9)
         self.reach[place[first]] = reach[first]
         self.radius[place[first]] = reach[first] / 2
@@ -206,7 +208,7 @@ class Condenser:
         place = self.squares.get(row.tobytes())
         if place is not None:
             return place
-        if self.filled == self.first:
+        if len(self.squares) == self.room:
             self.full = True
             return self.first - 1
         value = Value(sparse.csr_array(row[None]), np.zeros(1), np.zeros(1))
