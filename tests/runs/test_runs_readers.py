@@ -132,6 +132,9 @@ def test_a_damaged_summary(tmp_path: Path, content: str) -> None:
     "changes",
     [
         {"samples": 0},
+        {"curve": None},
+        {"curve": 3},
+        {"curve": [None]},
         {"samples": True},
         {"open": -1},
         {"natural": 1.5},

@@ -70,7 +70,7 @@ class Certification:
                 complete=bool(values["complete"]),
                 reasons={str(k): _whole(n) for k, n in mapping(values.get("reasons", {})).items()},
                 settings=mapping(values["settings"]),
-                curve=[_point(mapping(point)) for point in values.get("curve", [])],
+                curve=[_point(mapping(point)) for point in _listed(values.get("curve", []))],
             )
         except KeyError as error:
             raise ValueError(f"{error} is missing") from None
@@ -88,6 +88,12 @@ def read_summary(path: Path) -> Found[dict[str, Any]]:
 def _stage(values: Any) -> dict[str, Any]:
     counts = {name: _whole(mapping(values)[name]) for name in ("verified", "falsified")}
     return {**counts, "seconds": _amount(values["seconds"])}
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("a list is expected")
+    return value
 
 
 def _point(values: dict[str, Any]) -> dict[str, Any]:
