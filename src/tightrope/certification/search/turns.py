@@ -35,7 +35,7 @@ class Turns:
         """Let them search until one decides, both are at their end, or time is up."""
         turn = FIRST * (deadline - time.monotonic())
         found = self.first.run(min(deadline, time.monotonic() + turn))
-        if _over(found, deadline):
+        if _over(found, deadline) or _at_its_end(found):
             return found
         second = self.make_second()
         if second is None:
@@ -49,7 +49,7 @@ class Turns:
             found = search.run(min(deadline, end))
             counts[number] = found.subproblems
             found = replace(found, subproblems=sum(counts))
-            if _over(found, deadline):
+            if _over(found, deadline) or (number == 0 and _at_its_end(found)):
                 return found
             if found.cause is Cause.TIME:
                 going.append((number, search))
@@ -59,3 +59,8 @@ class Turns:
 def _over(found: Answer, deadline: float) -> bool:
     """Return whether something is decided, or there is no time to decide it."""
     return found.verdict is not Verdict.UNKNOWN or time.monotonic() >= deadline
+
+
+def _at_its_end(found: Answer) -> bool:
+    """Return whether all signs are known and zero is too close: cutting boxes would never end."""
+    return found.cause is Cause.TOO_CLOSE
