@@ -243,7 +243,7 @@ def test_leaves_and_others_in_one_batch() -> None:
     problems, bound, candidates = search.pool.take(1)
     search.pool.add(problems, bound, torch.full_like(candidates, -1))
     search.pool.add(problems, bound, candidates)
-    search._round(search.pool)
+    search._round()
     assert search.stuck == 1 and len(search.pool) == 2
 
 
