@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.page.contents.reporting import report as report
     from tightrope.runs import Run as Run
     from tightrope.runs.exporting import export as export
+    from tightrope.runs.merging import merge as merge
     from tightrope.runs.summary import Certification as Certification
     from tightrope.study.comparing import Comparison as Comparison
     from tightrope.study.comparing import compare as compare
@@ -78,6 +79,7 @@ _HOMES = {
     "page.contents.reporting": ("Report", "report"),
     "runs": ("Run",),
     "runs.exporting": ("export",),
+    "runs.merging": ("merge",),
     "runs.summary": ("Certification",),
     "study.comparing": ("Comparison", "compare"),
     "study.reproducing": ("reproduce",),

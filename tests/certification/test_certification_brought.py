@@ -81,10 +81,10 @@ def test_a_file_goes_on_where_it_stopped(files: tuple[Path, Path], tmp_path: Pat
 def test_two_jobs(
     files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tightrope.certification import certifying
+    from tightrope.certification import session
 
-    monkeypatch.setattr(certifying, "BATCH", 6)
-    monkeypatch.setattr(certifying, "SMALLEST_BATCH", 6)
+    monkeypatch.setattr(session, "BATCH", 6)
+    monkeypatch.setattr(session, "SMALLEST_BATCH", 6)
     onnx, data = files
     one = tr.certify(onnx, data=data, eps=0.05, out=tmp_path / "one", **OPTIONS)
     two = tr.certify(onnx, data=data, eps=0.05, out=tmp_path / "two", jobs=2, **OPTIONS)

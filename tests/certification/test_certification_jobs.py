@@ -27,7 +27,7 @@ from tightrope.runs import Run
 from tightrope.runs.journal import Record
 from tightrope.runs.lock import Lock
 
-certify_module = importlib.import_module("tightrope.certification.certifying")
+certify_module = importlib.import_module("tightrope.certification.session")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -120,8 +120,8 @@ def test_a_script_without_a_guard_is_not_run_by_the_workers(certifiable: Run) ->
     script = certifiable.folder / "script.py"
     script.write_text(
         "import tightrope as tr\n"
-        "from tightrope.certification import certifying\n"
-        "certifying.BATCH = 2\n"
+        "from tightrope.certification import session\n"
+        "session.BATCH = 2\n"
         "print('here')\n"
         f"print(tr.certify({str(certifiable.folder)!r}, steps=5, jobs=2).complete)\n"
     )

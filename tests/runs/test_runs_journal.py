@@ -15,7 +15,7 @@ from certified_runs import EXPECTED, certify, files, lines
 import tightrope as tr
 from tightrope.runs import Run
 
-certify_module = importlib.import_module("tightrope.certification.certifying")
+certify_module = importlib.import_module("tightrope.certification.session")
 deciding_module = importlib.import_module("tightrope.certification.deciding")
 
 pytestmark = pytest.mark.usefixtures("one_thread")

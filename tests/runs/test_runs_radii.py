@@ -18,7 +18,7 @@ from tightrope.runs import Run
 from tightrope.runs.coverage import asked, at_radius, joined, named
 from tightrope.runs.journal import Record, read_journal
 
-certify_module = importlib.import_module("tightrope.certification.certifying")
+certify_module = importlib.import_module("tightrope.certification.session")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

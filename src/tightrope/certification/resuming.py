@@ -10,14 +10,12 @@ from tightrope import data
 from tightrope.certification.problem import CHOICES
 from tightrope.errors import UserError
 from tightrope.radius import parse_radius
-from tightrope.runs.coverage import Ranges, asked, places
+from tightrope.runs.coverage import FREE, Ranges, asked, places
 from tightrope.runs.folder import FINGERPRINTS, Run
 from tightrope.runs.journal import Journal, Record
 from tightrope.runs.summary import read_summary
 
 AGAIN = "start over with --force"
-# What may differ from one certification in a folder to the next.
-FREE = frozenset({"eps", "start", "samples", "ranges", "network", "data"})
 
 
 @dataclass(frozen=True)

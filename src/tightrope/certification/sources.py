@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from tightrope.reading import file_hash
 from tightrope.runs.examination import choose_samples, examine, proving_device
 from tightrope.runs.folder import FINGERPRINTS, Run, open_run
 from tightrope.runs.lock import Lock, Wait
+from tightrope.runs.shards import Shard
 
 CHECKED_BALLS = 6
 SUFFIXES = (".onnx", ".onnx.gz")
@@ -46,6 +47,7 @@ class Wanted:
     samples: int | None
     start: int
     device: str | None
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Source:
     dtype: torch.dtype = torch.float32
     domain: Domain = PIXELS
     settings: dict[str, Any] = field(default_factory=dict)
+    shard: Shard | None = None
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of some samples."""
@@ -101,10 +104,17 @@ def opened(
             source = _brought(run, given, data, domain, wanted)
             yield source, stack.enter_context(run.lock("certify", wait))
         return
-    if data is not None or out is not None or domain != PIXELS:
+    alone = out if wanted.shard is None else None
+    if data is not None or alone is not None or domain != PIXELS:
         raise UserError("data, out and domain go with a network, a run folder has its own")
     run = open_run(given)
     run.check()
+    if wanted.shard is not None:
+        part = Run(wanted.shard.folder(run.folder) if out is None else Path(out))
+        _check_folder(part)
+        with part.lock("certify", wait) as lock:
+            yield replace(_trained(run, wanted), run=part), lock
+        return
     with run.lock("certify", wait) as lock:
         yield _trained(run, wanted), lock
 
@@ -124,6 +134,7 @@ def _trained(run: Run, wanted: Wanted) -> Source:
         usual if usual in radii else radii[0],
         found.device,
         settings=run.fingerprints(),
+        shard=wanted.shard,
     )
 
 
@@ -180,6 +191,7 @@ def _brought(run: Run, given: Any, data: Any, domain: Domain, wanted: Wanted) ->
             **({} if pixels else {"domain": "none" if domain is None else list(domain)}),
             **_fingerprints(given, graph),
         },
+        wanted.shard,
     )
 
 

@@ -1,4 +1,4 @@
-"""`tightrope attack`, `certify` and `export`: commands on a run folder."""
+"""`tightrope attack`, `certify`, `merge` and `export`: commands on a run folder."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
 @click.command()
 @click.argument("run", metavar="RUN | ONNX", type=click.Path(path_type=Path))
 @click.option("--data", type=click.Path(path_type=Path), help="With ONNX: .npz of x_test, y_test.")
-@click.option("--out", type=click.Path(path_type=Path), help="With ONNX: folder of the results.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="With ONNX or --shard: folder of the results."
+)
 @click.option("--domain", help="With ONNX: values of inputs, LOW,HIGH or none.  [0,1]")
 @click.option("--eps", help="Radius, or several: 0.1, 8/255 or 0.05,0.1.  [the run's own]")
 @_samples
@@ -85,6 +87,7 @@ def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
 @cuts_option
 @_seed
 @click.option("--jobs", type=int, default=1, help="Processes that share the samples.  [1]")
+@click.option("--shard", metavar="K/N", help="One of N parts of the samples, see `merge`.  [all]")
 @_device
 @click.option("--force", is_flag=True, help="Discard an earlier certification.")
 @_wait
@@ -124,6 +127,31 @@ def certify(
         print_json(summary.to_json())
         return
     print_summary(out or run, summary)
+
+
+@click.command()
+@_run
+@click.argument("parts", nargs=-1, metavar="[PART]...", type=click.Path(path_type=Path))
+@_wait
+@_json
+def merge(run: Path, parts: tuple[Path, ...], wait: bool, as_json: bool) -> None:
+    """Join parts of a certification, made on several machines, into one.
+
+    A part is a folder that `certify` has written to; by default they are the shards in RUN. Parts
+    of other networks or settings are refused, and so are verdicts that contradict each other.
+
+    \b
+    tightrope certify runs/a --shard 1/2     # on one machine
+    tightrope certify runs/a --shard 2/2     # on another one
+    tightrope merge runs/a
+    """
+    summary = tr.merge(run, parts, wait=wait and tell_waiting)
+    if as_json:
+        print_json(summary.to_json())
+        return
+    print_summary(run, summary)
+    if summary.open:
+        console.print(f"{summary.open} of {summary.samples} samples are not decided yet")
 
 
 def parse_domain_option(text: str) -> tuple[float, float] | None:

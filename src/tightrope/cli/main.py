@@ -51,6 +51,9 @@ COMMANDS = {
     "export": Home(
         "evaluate", "export", "Write the network of a run as ONNX, checked by onnxruntime."
     ),
+    "merge": Home(
+        "evaluate", "merge", "Join parts of a certification, made on several machines, into one."
+    ),
     "methods": Home("lists", "methods", "List the training methods and their options."),
     "nets": Home("lists", "nets", "List the architectures."),
     "presets": Home("lists", "presets", "List the presets for `tightrope train --preset`."),

@@ -17,6 +17,10 @@ from tightrope.radius import format_radius, parse_radius
 from tightrope.runs.journal import Record
 from tightrope.runs.summary import Certification, summarize
 
+# The settings that say which samples, at which radii; and all that may differ from one
+# certification in a folder to the next.
+COVERAGE = frozenset({"eps", "start", "samples", "ranges"})
+FREE = COVERAGE | {"network", "data"}
 # By radius, as people write it: first samples, and those behind the last.
 Ranges = dict[str, list[tuple[int, int]]]
 
