@@ -20,6 +20,7 @@ from parallel_tasks import Item, Nested, Seen, Squares, unable
 
 import tightrope as tr
 from tightrope.parallel import processes, run_here, run_in_processes
+from tightrope.parallel.scheduler import Turn, Waiting
 from tightrope.parallel.worker import Says, portable, work_through
 
 
@@ -108,9 +109,9 @@ def test_what_a_stopped_worker_had_sent_is_kept(torn: bytes) -> None:
             raise ValueError("of no interest any more")
 
     seen = Weary()
-    crew: processes._Crew[Item] = processes._Crew(b"", iter(()), seen, 1, None)
+    crew: processes._Crew[Item] = processes._Crew(b"", Waiting(()), seen, 1, None)
     worker: processes._Worker[Item] = processes._Worker(1, None)
-    worker.turn = processes._Turn(Item(7))
+    worker.turn = Turn(Item(7))
     crew.members.append(worker)
     worker.far_end.send((Says.MESSAGE, (7, 1)))
     worker.far_end.send((Says.FAILED, ValueError("of no interest any more")))
@@ -173,7 +174,7 @@ def test_the_end_of_a_worker_is_told_in_one_line(
 
     worker: processes._Worker[Item] = processes._Worker(1, None)
     worker.process = Ended()  # type: ignore[assignment]
-    worker.turn = processes._Turn(Item(40)) if given else None
+    worker.turn = Turn(Item(40)) if given else None
     message = str(worker.death())
     assert "\n" not in message
     for fragment in fragments:

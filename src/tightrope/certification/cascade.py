@@ -32,36 +32,71 @@ Keep = Callable[[int, Tensor], str]
 SINGLE_SETTINGS = StageSettings(steps=50, restarts=1)
 
 
+@dataclass
+class Alone:
+    """A problem that goes on by itself: its position, what is known of it, and its randomness."""
+
+    position: int
+    opened: OpenProblem
+    seed: int
+
+
+# Called between problems that go on by themselves, with those that wait; it may take some out.
+Spare = Callable[[list[Alone]], None]
+
+
 def walk(
     subject: Subject,
     problems: Sequence[OpenProblem],
     stages: Mapping[str, Stage],
     settings: StageSettings,
     skip: Container[int] = (),
+    spare: Spare = lambda waiting: None,
 ) -> Iterator[tuple[int, Answer]]:
     """Send problems through the stages; yield position and answer of each as it is decided.
 
     Those at the positions in `skip` take part in the common stages only.
     """
     left = list(range(len(problems)))
-    names = list(stages)
-    together = next((k for k, name in enumerate(names) if stages[name].single), len(names))
-    for name in names[:together]:
+    for name in together(stages):
         if left:
             answers = _run(subject, [problems[i] for i in left], name, stages[name], settings)
             yield from ((i, a) for i, a in zip(left, answers, strict=True) if _decided(a))
             left = [i for i, a in zip(left, answers, strict=True) if not _decided(a)]
     # Each has its own randomness from here on, whatever becomes of those before it.
     seeds = torch.randint(1 << 62, (len(problems),)).tolist()
-    for i in (i for i in left if i not in skip):
-        torch.manual_seed(seeds[i])
-        answer = _summary(problems[i], names[together - 1] if together else "")
-        for name in names[together:]:
-            (answer,) = _run(subject, [problems[i]], name, stages[name], settings)
+    waiting = [Alone(i, problems[i], seeds[i]) for i in left if i not in skip]
+    yield from walk_alone(subject, waiting, stages, settings, spare)
+
+
+def together(stages: Mapping[str, Stage]) -> list[str]:
+    """Return the names of the common stages, those before the first `single` one."""
+    names = list(stages)
+    return names[: next((k for k, name in enumerate(names) if stages[name].single), len(names))]
+
+
+def walk_alone(
+    subject: Subject,
+    waiting: list[Alone],
+    stages: Mapping[str, Stage],
+    settings: StageSettings,
+    spare: Spare,
+) -> Iterator[tuple[int, Answer]]:
+    """Send problems through the rest of the stages, one after the other."""
+    before = together(stages)
+    while True:
+        spare(waiting)
+        if not waiting:
+            return
+        one = waiting.pop(0)
+        torch.manual_seed(one.seed)
+        answer = _summary(one.opened, before[-1] if before else "")
+        for name in [*stages][len(before) :]:
+            (answer,) = _run(subject, [one.opened], name, stages[name], settings)
             if _decided(answer):
                 break
-        problems[i].search = None  # large
-        yield i, answer
+        one.opened.search = None  # large
+        yield one.position, answer
 
 
 def _decided(answer: Answer) -> bool:
@@ -145,12 +180,14 @@ def decide(
     settings: StageSettings,
     seed: int = 0,
     known: Container[int] = (),
+    spare: Callable[[list[Alone], list[int]], None] = lambda waiting, indices: None,
 ) -> Iterator[Record]:
     """Run the stages on one batch and yield a record per sample, as each is decided.
 
     Randomness depends on `seed` and the first index only, so that a batch that is run again
     gives the same records. Samples in `known` have their records already: they take part in
-    what is computed for the batch as a whole, and are left out of the long stages.
+    what is computed for the batch as a whole, and are left out of the long stages. Between those,
+    `spare` may take samples out that wait for them; it gets the indices of all positions.
     """
     with torch.random.fork_rng(), provable():
         torch.manual_seed(batch_seed(seed, int(samples.indices[0])))
@@ -159,15 +196,26 @@ def decide(
         share = (time.perf_counter() - started) / len(predictions)
         right = (predictions == samples.labels).nonzero()[:, 0]
         yield from _wrong_from_the_start(subject, samples, predictions, share)
-        ball = Ball(samples.x[right], samples.eps, samples.domain)
-        problems = [
-            OpenProblem(problem, settings.timeout, {"natural": share})
-            for problem in robustness(subject, ball, samples.labels[right])
-        ]
         indices = samples.indices[right.cpu()].tolist()
+        problems = open_problems(subject, samples, right, settings.timeout)
+        for opened in problems:
+            opened.times["natural"] = share
         skip = {i for i, index in enumerate(indices) if index in known}
-        for i, answer in walk(subject, problems, stages, settings, skip):
-            yield _record(subject, indices[i], problems[i], answer, keep)
+
+        def offer(waiting: list[Alone]) -> None:
+            spare(waiting, indices)
+
+        for i, answer in walk(subject, problems, stages, settings, skip, offer):
+            yield to_record(subject, indices[i], problems[i], answer, keep)
+
+
+def open_problems(
+    subject: Subject, samples: Samples, chosen: Tensor, seconds: float
+) -> list[OpenProblem]:
+    """Return the problems of some samples of a batch, that nothing is known of yet."""
+    ball = Ball(samples.x[chosen], samples.eps, samples.domain)
+    found = robustness(subject, ball, samples.labels[chosen])
+    return [OpenProblem(problem, seconds) for problem in found]
 
 
 def _predict(subject: Subject, samples: Samples) -> Tensor:
@@ -198,7 +246,7 @@ def _wrong_from_the_start(
         )
 
 
-def _record(
+def to_record(
     subject: Subject, index: int, opened: OpenProblem, answer: Answer, keep: Keep
 ) -> Record:
     """Return the journal's record of an answer: of a counterexample, the margin there."""

@@ -14,8 +14,9 @@ from tightrope.certification.properties import PIXELS, Domain
 from tightrope.certification.session import Progress, Session
 from tightrope.certification.sources import Wanted, opened
 from tightrope.certification.stages import STAGES
-from tightrope.errors import UserError, shorten, unknown_name
+from tightrope.errors import UserError, unknown_name
 from tightrope.graph import Graph
+from tightrope.parallel import choose_engine
 from tightrope.radius import Radius
 from tightrope.runs import Run
 from tightrope.runs.examination import check_attack
@@ -41,7 +42,10 @@ def certify(
     branching: str = "intercept",
     cuts: str = "auto",
     seed: int = 0,
-    jobs: int = 1,
+    jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    gpus_per_task: float = 0.0,
     shard: str | Shard | None = None,
     device: str | None = None,
     force: bool = False,
@@ -66,14 +70,18 @@ def certify(
     records are the same (as far as rounding does not depend on the number of threads), in the
     order in which they come. `progress` gets the summary so far, at least after each batch.
 
+    With `engine="ray"` they are shared by a Ray cluster instead: that at `address`, or one of this
+    machine alone; by `jobs` workers, or as many as there is room for, each with `gpus_per_task`
+    GPUs. Weights and samples go with the tasks, and this process alone writes files. Where workers
+    would be idle, others give them samples, or parts of a search; a sample's seconds are then those
+    of all its parts.
+
     A `shard` such as `"3/16"` is one of several parts of the samples, for machines that know
     nothing of each other: its journal is in `shards/3-of-16` of the run folder, or in `out`, and
     `merge` joins the parts.
     """
     _check_stages(stages)
     check_attack(steps, restarts, seed)
-    if jobs < 1:
-        raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
     check_timeout(timeout)
     choices = asdict(check_choices(split, branching, cuts))
     settings = {
@@ -86,10 +94,13 @@ def certify(
         **{name: value for name, value in choices.items() if value != getattr(CHOICES, name)},
     }
     part = None if shard is None else Shard.parse(shard)
+    if part is not None and engine == "ray":
+        raise UserError("a shard is for machines without Ray: give either shard or engine ray")
+    cluster = choose_engine(engine, address, gpus_per_task, jobs)
     wanted = Wanted(eps, samples, start, device, part)
     with opened(run, data, out, domain, wanted, wait) as (source, lock):
         settings |= source.settings
-        return Session(source, settings, force, progress).decide_all(jobs, lock)
+        return Session(source, settings, force, progress).decide_all(jobs, lock, cluster)
 
 
 def _check_stages(stages: Sequence[str]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,30 +15,40 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tightrope.certification.cascade import Samples, decide
+from tightrope.certification.cascade import (
+    Alone,
+    Samples,
+    decide,
+    open_problems,
+    to_record,
+    walk_alone,
+)
 from tightrope.certification.problem import CHOICES, Choices
 from tightrope.certification.properties import PIXELS, Domain
+from tightrope.certification.search.branch_and_bound import BranchAndBound
+from tightrope.certification.search.sharing import Sharing, sharing
 from tightrope.certification.stages import STAGES, StageSettings
 from tightrope.certification.subjects import Subject
+from tightrope.certification.work_items import Batch, Left, Part, Partial, Point, Portion, Rest
 from tightrope.files import write_bytes
 from tightrope.graph import Graph
 from tightrope.nets.onnx.importing import read_onnx
-from tightrope.parallel import Send
+from tightrope.parallel import Send, Shared, current_wishes
+from tightrope.precision import provable
 from tightrope.radius import format_radius
 from tightrope.runs import Run
+from tightrope.runs.journal import Record
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Samples to decide together."""
+class OnnxContent:
+    """An ONNX file on its way to a machine that does not have it."""
 
-    indices: np.ndarray
-    x: np.ndarray
-    labels: np.ndarray
-    known: frozenset[int] = frozenset()  # samples that have a record already
+    name: str
+    content: bytes
 
-    def __str__(self) -> str:
-        return f"samples {self.indices[0]} to {self.indices[-1]}"
+
+Network = nn.Module | Graph | Path | OnnxContent
 
 
 @dataclass(frozen=True)
@@ -43,10 +56,11 @@ class Task:
     """What a process must know to decide batches of a run.
 
     The folder's `own` radius is not named by its records; inputs have the values of `domain`.
+    Without a `run`, the process writes no files, and sends what is to be written.
     """
 
-    run: Run
-    module: nn.Module | Graph | Path
+    run: Run | None
+    module: Network
     input_shape: tuple[int, ...]
     eps: Fraction
     settings: dict[str, Any]
@@ -54,21 +68,29 @@ class Task:
     own: bool = True
     domain: Domain = PIXELS
 
+    def point(self, run: Run, index: int) -> Path:
+        """Return where in a run folder the counterexample to a sample belongs."""
+        return run.counterexample(index, None if self.own else format_radius(self.eps))
 
-def open_subject(
-    network: nn.Module | Graph | Path, input_shape: tuple[int, ...], device: torch.device
-) -> Subject:
+
+def open_subject(network: Network, input_shape: tuple[int, ...], device: torch.device) -> Subject:
     """Return the network under examination: a module, a graph, or what is in an ONNX file."""
     if isinstance(network, nn.Module):
-        return Subject.of(network, input_shape)
+        return Subject.of(network.to(device), input_shape)
     if isinstance(network, Graph):
-        return Subject(network, network)
+        graph = network.to(device)
+        return Subject(graph, graph)
+    if isinstance(network, OnnxContent):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / network.name
+            write_bytes(path, network.content)
+            return open_subject(path, input_shape, device)
     read = read_onnx(network)
     return Subject(read.graph.to(device), read.run)
 
 
 class Decider:
-    """Decides batches in the process that it lives in."""
+    """Decides batches in the process that it lives in; shares what is left if that is wished."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -78,26 +100,135 @@ class Decider:
         choices = {name: v for name, v in task.settings.items() if name in vars(CHOICES)}
         self.settings = StageSettings(**chosen, choices=Choices(**choices))
 
-    def __call__(self, batch: Batch, send: Send) -> None:
+    def __call__(self, item: Portion, send: Send) -> None:
         """Send a record per sample, as each is decided."""
+        work = _Work(self, item, send)
+        with sharing(Sharing(work.give_samples, work.give_half)):
+            for record in work.records():
+                if not self.task.own:
+                    record = replace(record, eps=format_radius(self.task.eps))
+                family = work.families.get(record.index)
+                if family is None:
+                    send(record)
+                else:
+                    send(Partial(record, family, root=not isinstance(item, Part)))
+
+    def samples(self, batch: Batch) -> Samples:
+        """Return samples as tensors."""
         indices, x, labels = map(torch.from_numpy, (batch.indices, batch.x, batch.labels))
         device = self.task.device
-        for record in decide(
-            self.subject,
-            Samples(indices, x.to(device), labels.to(device), self.task.eps, self.task.domain),
-            stages=self.stages,
-            settings=self.settings,
+        return Samples(indices, x.to(device), labels.to(device), self.task.eps, self.task.domain)
+
+
+class _Work:
+    """The work on one item: its samples, those that wait, and what was given away of them."""
+
+    def __init__(self, decider: Decider, item: Portion, send: Send) -> None:
+        self.decider, self.task, self.send, self.item = decider, decider.task, send, item
+        self.batch = None if isinstance(item, Part) else item.samples
+        self.waiting: list[Alone] = []
+        self.indices: list[int] = []
+        self.now: int | None = None  # the sample that is searched
+        # Samples whose search is in parts, and whose they are.
+        self.families = {item.index: item.family} if isinstance(item, Part) else {}
+
+    def records(self) -> Iterator[Record]:
+        """Decide what the item is about."""
+        if isinstance(self.item, Batch):
+            return self._batch(self.item)
+        return self._rest(self.item) if isinstance(self.item, Rest) else self._part(self.item)
+
+    def _batch(self, batch: Batch) -> Iterator[Record]:
+        return decide(
+            self.decider.subject,
+            self.decider.samples(batch),
+            stages=self.decider.stages,
+            settings=self.decider.settings,
             keep=self._keep,
             known=batch.known,
             seed=self.task.settings["seed"],
-        ):
-            send(record if self.task.own else replace(record, eps=format_radius(self.task.eps)))
+            spare=self._between,
+        )
+
+    def _rest(self, rest: Rest) -> Iterator[Record]:
+        if not rest.left:  # another worker had decided them all before it died
+            return
+        samples, subject = self.decider.samples(rest.samples), self.decider.subject
+        place = {int(index): i for i, index in enumerate(rest.samples.indices)}
+        chosen = torch.tensor([place[left.index] for left in rest.left])
+        settings = self.decider.settings
+        with torch.random.fork_rng(), provable():
+            problems = open_problems(subject, samples, chosen, settings.timeout)
+            pairs = zip(rest.left, problems, strict=True)
+            waiting = [left.restored(i, opened) for i, (left, opened) in enumerate(pairs)]
+            several = list(waiting)
+            indices = [left.index for left in rest.left]
+            for i, answer in walk_alone(
+                subject,
+                waiting,
+                self.decider.stages,
+                settings,
+                lambda queue: self._between(queue, indices),
+            ):
+                yield to_record(subject, indices[i], several[i].opened, answer, self._keep)
+
+    def _part(self, part: Part) -> Iterator[Record]:
+        subject, began = self.decider.subject, time.perf_counter()
+        samples = self.decider.samples(part.sample)
+        with torch.random.fork_rng(), provable():
+            (opened,) = open_problems(subject, samples, torch.tensor([0]), part.seconds)
+            search = part.search
+            search.refute = opened.problem.refuter(subject)
+            self.now = part.index
+            answer = search.run(time.monotonic() + part.seconds)
+            seconds = time.perf_counter() - began
+            opened.times["bab"] = seconds
+            yield to_record(
+                subject,
+                part.index,
+                opened,
+                replace(answer, stage="bab", seconds=seconds),
+                self._keep,
+            )
+
+    def _between(self, waiting: list[Alone], indices: list[int]) -> None:
+        """Before the next sample: see who waits, and give some away if that is wished."""
+        self.waiting, self.indices = waiting, indices
+        wishes = current_wishes()
+        if wishes.share and len(waiting) > 1 and self.give_samples():
+            wishes.share = False
+        self.now = indices[waiting[0].position] if waiting else None
+
+    def give_samples(self) -> bool:
+        """Give away every second one of the samples that wait; return whether there are any."""
+        chosen = self.waiting[::2]
+        if not chosen:
+            return False
+        assert self.batch is not None
+        self.waiting[:] = self.waiting[1::2]
+        left = [Left.of(self.indices[one.position], one) for one in chosen]
+        samples = self.batch.some([one.index for one in left])
+        self.send(Shared([Rest(samples, left)]))
+        return True
+
+    def give_half(self, search: BranchAndBound, seconds: float) -> None:
+        """Give away a part of a search."""
+        assert self.now is not None
+        if isinstance(self.item, Part):
+            sample, family = self.item.sample, self.item.family
+        else:
+            assert self.batch is not None
+            sample, family = self.batch.some([self.now]), self.item.origin
+        self.families[self.now] = family
+        self.send(Shared([Part(sample, family, search, seconds)]))
 
     def _keep(self, index: int, point: Tensor) -> str:
         """Store a counterexample and return its name relative to the run folder."""
         buffer = io.BytesIO()
         np.save(buffer, point.cpu().numpy(), allow_pickle=False)
-        eps = None if self.task.own else format_radius(self.task.eps)
-        path = self.task.run.counterexample(index, eps)
-        write_bytes(path, buffer.getvalue(), own_folder=True)
+        path = self.task.point(self.task.run or Run(Path()), index)
+        if self.task.run is None:
+            self.send(Point(index, buffer.getvalue()))
+        else:
+            write_bytes(path, buffer.getvalue(), own_folder=True)
         return f"{path.parent.name}/{path.name}"

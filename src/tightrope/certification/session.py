@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightrope.certification.deciding import Batch, Decider, Task
+from tightrope.certification.deciding import Decider, Task
+from tightrope.certification.families import Families
 from tightrope.certification.resuming import earlier
 from tightrope.certification.sources import Source
-from tightrope.files import write_json
-from tightrope.parallel import Watcher, run_here, run_in_processes
+from tightrope.certification.work_items import Batch, Part, Partial, Point, Portion, Rest
+from tightrope.files import write_bytes, write_json
+from tightrope.parallel import RayCluster, Watcher, run_tasks
 from tightrope.radius import format_radius
 from tightrope.runs.coverage import Ranges, at_radius, joined, named, summarize_radii
 from tightrope.runs.journal import Journal, Record
@@ -47,7 +50,7 @@ def bisected(radii: Sequence[Fraction]) -> list[Fraction]:
     return order
 
 
-class Session(Watcher[Batch]):
+class Session(Watcher[Portion]):
     """One certification, tied to its folder: one radius after the other."""
 
     def __init__(
@@ -74,15 +77,22 @@ class Session(Watcher[Batch]):
         self.journal = Journal(run.journal)
         self.eps = self.radii[0]
         self.known: dict[int, Record] = {}
+        # Who decides samples that a worker gave away: another item, None for parts of its search.
+        self.owners: dict[int, Portion | None] = {}
+        self.families = Families()
+        self.origins: dict[int, int] = {}  # the last attempt at an item, by its identity
+        self.counter = itertools.count(1)
         # Written before the first sample, so that a journal always has its settings beside it.
         self._write()
 
-    def decide_all(self, jobs: int, lock: Lock | None) -> Certification:
+    def decide_all(
+        self, jobs: int | None, lock: Lock | None, cluster: RayCluster | None = None
+    ) -> Certification:
         """Decide all samples that are still open, radius by radius, batch by batch."""
         with self.journal:
             for eps in bisected(self.radii):
                 self.eps = eps
-                self._decide_radius(jobs, lock)
+                self._decide_radius(jobs, lock, cluster)
         self._write()
         shown = self.own if self.own in self.radii else self.radii[0]
         summary = self._summary(self.asked, shown)
@@ -90,52 +100,100 @@ class Session(Watcher[Batch]):
         assert summary.verified + summary.falsified + summary.unknown == summary.samples
         return summary
 
-    def _decide_radius(self, jobs: int, lock: Lock | None) -> None:
+    def _decide_radius(
+        self, jobs: int | None, lock: Lock | None, cluster: RayCluster | None
+    ) -> None:
         """Decide what is open at one radius, and not settled by another one."""
         self.known = at_radius(self.records, self.eps, self.own)
+        self.families, self.owners = Families(), {}
         batches = self._open_batches()
-        workers = min(jobs, len(batches))
-        known = self.source
-        task = partial(
-            Decider,
-            Task(
-                self.run,
-                known.network,
-                known.input_shape,
-                self.eps,
-                self.settings,
-                known.device,
-                self.eps == self.own,
-                known.domain,
-            ),
+        if not batches:
+            return
+        known, local = self.source, jobs or 1
+        self.task = Task(
+            self.run if cluster is None else None,
+            known.network if cluster is None else known.portable_network(),
+            known.input_shape,
+            self.eps,
+            self.settings,
+            known.device if cluster is None else cluster.device,
+            self.eps == self.own,
+            known.domain,
         )
-        todo = (self._batch(indices) for indices in batches)
-        if workers > 1:
-            threads = max(1, torch.get_num_threads() // jobs)
-            try:
-                run_in_processes(task, todo, self, workers=workers, threads=threads, share=lock)
-            finally:
-                self.run.tidy()  # what a worker that was ended was just writing
-        elif workers:
-            run_here(task, todo, self)
+        try:
+            run_tasks(
+                partial(Decider, self.task),
+                (self._batch(indices) for indices in batches),
+                self,
+                workers=min(local, len(batches)) if cluster is None else jobs,
+                threads=max(1, torch.get_num_threads() // local),
+                share=lock,
+                cluster=cluster,
+            )
+        finally:
+            self.run.tidy()  # what a worker that was ended was just writing
 
-    def give(self, batch: Batch) -> Batch:
-        """Say which samples of a batch are known, also by a worker that died of the others."""
-        known = frozenset(i for i in batch.indices.tolist() if not self._is_open(i))
-        return replace(batch, known=known)
+    def give(self, item: Portion) -> Portion:
+        """Say which samples are known, also by a worker that died of the others."""
+        if isinstance(item, Part):
+            return item
+        # What a worker that died had given away of a search is of no use.
+        self.families.forget(self.origins.get(id(item), 0))
+        self.origins[id(item)] = origin = next(self.counter)
+        if isinstance(item, Rest):
+            left = [one for one in item.left if self._is_here(one.index, item)]
+            return replace(item, left=left, origin=origin)
+        known = frozenset(i for i in item.indices.tolist() if not self._is_here(i, item))
+        return replace(item, known=known, origin=origin)
 
-    def message(self, batch: Batch, record: Record) -> None:
+    def message(self, item: Portion, message: Record | Partial | Point) -> None:
         """Write a record down, unless it is known or another shard's."""
+        if isinstance(message, Point):
+            if self._is_open(message.index):
+                path = self.task.point(self.run, message.index)
+                write_bytes(path, message.content, own_folder=True)
+        elif isinstance(message, Record):
+            self._note(message)
+        else:
+            if message.root:
+                self.owners[message.record.index] = None
+            record = self.families.end(message)
+            if record is not None:
+                self._note(record)
+        self._show(at_once=False)
+
+    def shared(self, item: Portion, parts: list[Portion]) -> None:
+        """Note whose samples they are from now on."""
+        for part in parts:
+            if isinstance(part, Part):
+                self.families.add(part)
+            elif isinstance(part, Rest):
+                self.owners |= {left.index: part for left in part.left}
+
+    def size(self, item: Portion) -> float:
+        """Return how many samples of an item are left; half a search is less than one."""
+        if isinstance(item, Part):
+            return 0.5
+        return sum(self._is_here(i, item) for i in item.samples.indices.tolist())
+
+    def wanted(self, item: Portion) -> bool:
+        """Return whether anybody waits for an item: not for what others begin anew."""
+        return not isinstance(item, Part) or self.families.knows(item)
+
+    def finished(self, item: Portion, result: None) -> None:
+        """Report a batch."""
+        self._show(at_once=True)
+
+    def _note(self, record: Record) -> None:
         if self._is_open(record.index):
             record = replace(record, fingerprint=self.fingerprints[record.index])
             self.known[record.index] = record
             self.records.append(record)
             self.journal.append(record)
-        self._show(at_once=False)
 
-    def finished(self, batch: Batch, result: None) -> None:
-        """Report a batch."""
-        self._show(at_once=True)
+    def _is_here(self, index: int, item: Portion) -> bool:
+        """Return whether a sample is open, and an item is the one to decide it."""
+        return self._is_open(index) and self.owners.get(index, item) is item
 
     def _batch_size(self) -> int:
         """Return how many samples go together: as many as memory allows, within limits."""

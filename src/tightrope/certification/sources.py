@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import math
 import tempfile
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.certification.arguments import check_network, precision
-from tightrope.certification.deciding import open_subject
+from tightrope.certification.deciding import OnnxContent, open_subject
 from tightrope.certification.properties import PIXELS, Ball, Domain, parse_domain
 from tightrope.data import Dataset, read_test_samples, samples_of_pair
 from tightrope.devices import pick_device
@@ -73,6 +74,14 @@ class Source:
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of some samples."""
         return self.data.test_inputs(indices).to(self.dtype), self.data.y_test[indices]
+
+    def portable_network(self) -> nn.Module | Graph | OnnxContent:
+        """Return the network for machines that have none of its files: weights, on the CPU."""
+        if isinstance(self.network, Path):
+            return OnnxContent(self.network.name, self.network.read_bytes())
+        if isinstance(self.network, Graph):
+            return self.network.to(torch.device("cpu"))
+        return copy.deepcopy(self.network).cpu()
 
     @cached_property
     def neurons(self) -> int:

@@ -10,7 +10,7 @@ import click
 
 import tightrope as tr
 from tightrope.certification.names import DEFAULT_STAGES
-from tightrope.cli.options import branching_option, cuts_option, split_option
+from tightrope.cli.options import branching_option, cuts_option, engine_options, split_option
 from tightrope.cli.output import (
     console,
     percent,
@@ -86,7 +86,8 @@ def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
 @branching_option
 @cuts_option
 @_seed
-@click.option("--jobs", type=int, default=1, help="Processes that share the samples.  [1]")
+@click.option("--jobs", type=int, help="Processes that share the samples.  [1, with Ray: all]")
+@engine_options
 @click.option("--shard", metavar="K/N", help="One of N parts of the samples, see `merge`.  [all]")
 @_device
 @click.option("--force", is_flag=True, help="Discard an earlier certification.")

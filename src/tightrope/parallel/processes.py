@@ -24,12 +24,10 @@ from typing import Any, Generic
 import torch
 
 from tightrope.errors import UserError
+from tightrope.parallel.scheduler import ATTEMPTS, Turn, Waiting
 from tightrope.parallel.task import Item, Prepare, Watcher
 from tightrope.parallel.worker import Says, serve
 from tightrope.waiting import children_sleep_while_waiting
-
-# So many workers may die of the same item, or before they began.
-ATTEMPTS = 3
 
 
 def run_in_processes(
@@ -48,7 +46,7 @@ def run_in_processes(
     Each worker holds what is to be shared: if this process is killed, a lock among it is
     nobody else's before the last worker has ended.
     """
-    crew = _Crew(pickle.dumps(prepare), iter(items), watcher, threads, share)
+    crew = _Crew(pickle.dumps(prepare), Waiting(items), watcher, threads, share)
     try:
         crew.hire(workers)
         crew.supervise()
@@ -62,14 +60,6 @@ def run_in_processes(
             worker.pipe.close()
 
 
-@dataclass
-class _Turn(Generic[Item]):
-    """An item, and how many workers have been given it."""
-
-    item: Item
-    attempts: int = 0
-
-
 class _Worker(Generic[Item]):
     """The parent's side of a worker process."""
 
@@ -80,7 +70,7 @@ class _Worker(Generic[Item]):
         self.process: SpawnProcess = context.Process(
             target=serve, args=(self.far_end, threads, share), daemon=True
         )
-        self.turn: _Turn[Item] | None = None
+        self.turn: Turn[Item] | None = None
 
     def start(self) -> None:
         """Start the process; from then on the other end of the pipe is the worker's alone."""
@@ -115,12 +105,11 @@ class _Crew(Generic[Item]):
     """All workers, and what is left for them."""
 
     task: bytes
-    items: Iterator[Item]
+    waiting: Waiting[Item]
     watcher: Watcher[Item]
     threads: int
     share: object
     members: list[_Worker[Item]] = field(default_factory=list)
-    again: list[_Turn[Item]] = field(default_factory=list)  # those whose worker died
     early_deaths: int = 0  # in a row
 
     def hire(self, count: int) -> None:
@@ -132,7 +121,7 @@ class _Crew(Generic[Item]):
 
     def supervise(self) -> None:
         """Give items to whoever is free and pass on what comes back, until nothing is left."""
-        while self._is_left() or any(worker.turn is not None for worker in self.members):
+        while self.waiting or any(worker.turn is not None for worker in self.members):
             pipes = {w.pipe: w for w in self.members if not w.pipe.closed}
             for pipe in connection.wait(list(pipes)):
                 worker = pipes[pipe]  # type: ignore[index]
@@ -182,23 +171,12 @@ class _Crew(Generic[Item]):
 
     def _give(self, worker: _Worker[Item]) -> None:
         """Hand out the next item, or dismiss the worker."""
-        turn = worker.turn = self._next()
+        turn = worker.turn = self.waiting.next()
         if turn is None:
             worker.pipe.close()
         else:
             turn.attempts += 1
             worker.send(pickle.dumps(self.watcher.give(turn.item)))
-
-    def _next(self) -> _Turn[Item] | None:
-        if self.again:
-            return self.again.pop()
-        return next((_Turn(item) for item in self.items), None)
-
-    def _is_left(self) -> bool:
-        """Return whether an item waits for a worker."""
-        if not self.again and (turn := self._next()) is not None:
-            self.again.append(turn)
-        return bool(self.again)
 
     def _replace(self, worker: _Worker[Item]) -> None:
         """Let another worker take over from one that died."""
@@ -207,12 +185,12 @@ class _Crew(Generic[Item]):
             self.early_deaths += 1
             if self.early_deaths == ATTEMPTS:
                 raise worker.death()
-        elif turn.attempts < ATTEMPTS:
-            self.again.append(turn)
+        elif not turn.is_lost:
+            self.waiting.again.append(turn)
         else:
             self.watcher.failed(turn.item, worker.death())
         worker.turn = None
-        if self._is_left():
+        if self.waiting:
             self.hire(1)
 
 

@@ -8,6 +8,7 @@ anything picklable while it is still at it. What the work returns is the result 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +16,16 @@ Item = TypeVar("Item")
 Send = Callable[[Any], None]
 Work = Callable[[Item, Send], Any]
 Prepare = Callable[[], Work[Item]]
+
+
+@dataclass(frozen=True)
+class Shared(Generic[Item]):
+    """A message: a worker gives away a part of its item, as items for others.
+
+    It sends such messages only when that was wished of it (`wishes.py`).
+    """
+
+    items: list[Item]
 
 
 class Watcher(Generic[Item]):
@@ -29,6 +40,17 @@ class Watcher(Generic[Item]):
 
     def message(self, item: Item, message: Any) -> None:
         """Take what the work on an item has sent; a worker that took over sends it again."""
+
+    def shared(self, item: Item, parts: list[Item]) -> None:
+        """Note that a worker gives away parts of its item; they are items from now on."""
+
+    def size(self, item: Item) -> float:
+        """Return how much of an item is left, as far as is known; the largest is shared first."""
+        return 1.0
+
+    def wanted(self, item: Item) -> bool:
+        """Return whether anybody still waits for an item."""
+        return True
 
     def finished(self, item: Item, result: Any) -> None:
         """Take the result of an item."""

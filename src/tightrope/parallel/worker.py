@@ -23,6 +23,7 @@ class Says(Enum):
     READY = auto()  # it needs an item
     UNABLE = auto()  # an error before the first item
     MESSAGE = auto()
+    SHARED = auto()  # parts of an item, for others
     FINISHED = auto()
     FAILED = auto()
 

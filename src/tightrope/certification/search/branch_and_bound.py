@@ -28,6 +28,7 @@ from tightrope.certification.search import branching
 from tightrope.certification.search.cutting import ROUNDS, CutSettings, Cutter
 from tightrope.certification.search.patience import TRIAL, Patience, spread
 from tightrope.certification.search.pool import Pool
+from tightrope.certification.search.sharing import share
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.reduced.leaves import solve_leaf
 from tightrope.domains.reduced.reduction import Reduced
@@ -145,6 +146,7 @@ class BranchAndBound:
             cause = self._out_of_budget(pool, deadline)
             if cause is not None:
                 return cause
+            deadline = share(self, pool, deadline)
             if self.rounds in ROUNDS[self.settings.cuts] and not self.patience.eager:
                 self._cut(pool, deadline)
             if self._trial_is_due:
