@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -58,33 +59,44 @@ def certify(
     (x, y) or an .npz file of `x_test` and `y_test`. The files then go to the folder `out`; without
     it nothing is written. `domain` is the range of values that its inputs can have.
 
-    `eps` may be several radii: the `curve` of the result then has the accuracies of each. A
-    certification that was interrupted continues where it stopped; one of more samples or of other
-    radii adds to what is in the folder. One with other settings, of another network or of other
-    samples is an error unless `force` discards it; so is one by an earlier version that did not
-    note what it was of. `timeout` is how many seconds one sample may take; `steps` and `restarts`
-    belong to the attack; `split`, `branching` and `cuts` to the search. A run that another command
-    is working on is an error unless `wait` queues for it.
+    `eps` may be several radii: the `curve` of the result has the accuracies of each. What was
+    interrupted continues; more samples and other radii add to what is there. Other settings, another
+    network or other samples are an error unless `force` discards what is there. `timeout` is how
+    many seconds one sample may take; `steps` and `restarts` belong to the attack; `split`,
+    `branching` and `cuts` to the search. A run in use is an error unless `wait` queues for it.
 
-    With `jobs`, several processes share the samples, each with its part of the threads. The
-    records are the same (as far as rounding does not depend on the number of threads), in the
-    order in which they come. `progress` gets the summary so far, at least after each batch.
-
-    With `engine="ray"` they are shared by a Ray cluster instead: that at `address`, or one of this
-    machine alone; by `jobs` workers, or as many as there is room for, each with `gpus_per_task`
-    GPUs. Weights and samples go with the tasks, and this process alone writes files. Where workers
-    would be idle, others give them samples, or parts of a search; a sample's seconds are then those
-    of all its parts.
-
-    A `shard` such as `"3/16"` is one of several parts of the samples, for machines that know
-    nothing of each other: its journal is in `shards/3-of-16` of the run folder, or in `out`, and
-    `merge` joins the parts.
+    `jobs` processes share the samples, or a Ray cluster (`engine="ray"`): that at `address`, or of
+    this machine alone, by `jobs` workers or all that there is room for, each with `gpus_per_task`
+    GPUs. Records are the same as far as rounding does not depend on the number of threads, in the
+    order in which they come. A `shard` such as `"3/16"` is one of several parts of the samples, in
+    `shards/3-of-16` of the run folder or in `out`; `merge` joins them. `progress` gets the summary
+    so far, at least after each batch.
     """
+    settings = _settings(stages, timeout, steps, restarts, seed, (split, branching, cuts))
+    part = None if shard is None else Shard.parse(shard)
+    if part is not None and engine == "ray":
+        raise UserError("a shard is for machines without Ray: give either shard or engine ray")
+    cluster = choose_engine(engine, address, gpus_per_task, jobs)
+    wanted = Wanted(eps, samples, start, device, part)
+    with opened(run, data, out, domain, wanted, wait) as (source, lock):
+        session = Session(source, settings | source.settings, force, progress)
+        return session.decide_all(jobs, lock, cluster)
+
+
+def _settings(
+    stages: Sequence[str],
+    timeout: float,
+    steps: int,
+    restarts: int,
+    seed: int,
+    chosen: tuple[str, str, str],
+) -> dict[str, Any]:
+    """Return the settings that verdicts depend on, after a look at them."""
     _check_stages(stages)
     check_attack(steps, restarts, seed)
     check_timeout(timeout)
-    choices = asdict(check_choices(split, branching, cuts))
-    settings = {
+    choices = asdict(check_choices(*chosen))
+    return {
         "stages": list(stages),
         "timeout": float(timeout),
         "steps": steps,
@@ -93,14 +105,6 @@ def certify(
         # Earlier certifications do not name what was not to be chosen.
         **{name: value for name, value in choices.items() if value != getattr(CHOICES, name)},
     }
-    part = None if shard is None else Shard.parse(shard)
-    if part is not None and engine == "ray":
-        raise UserError("a shard is for machines without Ray: give either shard or engine ray")
-    cluster = choose_engine(engine, address, gpus_per_task, jobs)
-    wanted = Wanted(eps, samples, start, device, part)
-    with opened(run, data, out, domain, wanted, wait) as (source, lock):
-        settings |= source.settings
-        return Session(source, settings, force, progress).decide_all(jobs, lock, cluster)
 
 
 def _check_stages(stages: Sequence[str]) -> None:

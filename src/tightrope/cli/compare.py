@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import tightrope as tr
+from tightrope.cli.options import ENGINE_OPTIONS, engine_options
 from tightrope.cli.output import (
     RunBars,
     console,
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 @click.option("--epochs", help="Passes over the training set.  [70]")
 @click.option("--device", help="cpu, cuda, mps or auto.  [auto]")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
-@click.option("--jobs", type=int, default=1, help="Runs at a time.  [1]")
+@click.option("--jobs", type=int, help="Runs at a time.  [1, with Ray: all]")
+@engine_options
 @click.option("--wait", is_flag=True, help="Wait while another command uses a run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def compare(
@@ -50,10 +52,10 @@ def compare(
     samples: int,
     preset: str | None,
     pairs: tuple[str, ...],
-    jobs: int,
+    jobs: int | None,
     wait: bool,
     as_json: bool,
-    **options: str | None,
+    **options: Any,
 ) -> None:
     """Train and certify several methods on equal data, schedule and seeds.
 
@@ -64,11 +66,13 @@ def compare(
     tightrope compare --methods ibp,sabr,taps,staps --preset laptop/mnist-0.1-cnn3-{method} \\
         --seeds 3 --out runs/laptop
     """
+    where = {name: options.pop(name) for name in ENGINE_OPTIONS}
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     given |= parse_pairs(pairs)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     with ExitStack() as stack:
-        bars = stack.enter_context(RunBars()) if jobs > 1 and not as_json else None
+        several = (jobs or 1) > 1 or where["engine"] == "ray"
+        bars = stack.enter_context(RunBars()) if several and not as_json else None
 
         def watch(method: str, seed: int) -> Progress | None:
             if as_json:
@@ -88,6 +92,7 @@ def compare(
             samples=samples,
             preset=preset,
             jobs=jobs,
+            **where,
             wait=wait and tell_waiting,
             watch=watch,
             **given,

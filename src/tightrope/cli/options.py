@@ -24,6 +24,9 @@ cuts_option = click.option(
 )
 
 
+ENGINE_OPTIONS = ("engine", "address", "gpus_per_task")
+
+
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say where many tasks run."""
     several = (

@@ -10,6 +10,7 @@ import click
 from rich.padding import Padding
 
 import tightrope as tr
+from tightrope.cli.options import engine_options
 from tightrope.cli.output import RunBars, console, fits, print_json, print_table
 from tightrope.cli.train import parse_pairs
 from tightrope.errors import UserError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--scale", default="laptop", help="laptop or paper.  [laptop]")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder.  [runs/reproduce/SCALE]")
 @click.option("--jobs", type=int, help="Runs at a time.  [laptop: one per core, paper: 1]")
+@engine_options
 @click.option("--only", metavar="PATTERN", help="Make only the runs whose names match.")
 @click.option("--samples", type=int, help="At most so many test samples in every evaluation.")
 @click.option("--timeout", type=float, help="Seconds per sample of every certification.")

@@ -15,10 +15,11 @@ from tightrope.certification.certifying import certify
 from tightrope.errors import UserError, shorten
 from tightrope.files import refuse_links, write_json
 from tightrope.page.scatter import Point, draw_scatter
-from tightrope.parallel import Send, Watcher, run_here, run_in_processes
+from tightrope.parallel import Send, Watcher, choose_engine, run_tasks
 from tightrope.runs import Run
 from tightrope.runs.examination import choose_samples
 from tightrope.runs.lock import Wait
+from tightrope.study.afar import Home, Traveller
 from tightrope.training.estimating import estimate
 from tightrope.training.objectives import find_method, section
 from tightrope.training.settings import flatten
@@ -75,7 +76,10 @@ def compare(
     seeds: int = 1,
     samples: int | None = 1000,
     preset: str | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    gpus_per_task: float = 0.0,
     wait: Wait = False,
     watch: Callable[[str, int], Progress | None] = lambda method, seed: None,
     **settings: Any,
@@ -91,25 +95,30 @@ def compare(
     so is one that another command is working on, unless `wait` queues for it.
     `watch(method, seed)` may return a progress display for a training. `jobs` runs are made at a
     time, in processes that have their part of the threads: the values are the same as far as
-    rounding does not depend on the number of threads. Writes `comparison.json` and
-    `figures/comparison.png`.
+    rounding does not depend on the number of threads. With `engine="ray"` a cluster makes them, as
+    in `certify`; run folders come back when they are finished, and data sets have to be found by
+    each machine. Writes `comparison.json` and `figures/comparison.png`.
     """
     out, flat = Path(out), flatten(settings)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give a folder as --out")
     refuse_links(out, ("comparison.json", "figures"))
     refuse_links(out / "figures")
-    _check(methods, seeds, jobs, flat)
+    _check(methods, seeds, flat)
+    cluster = choose_engine(engine, address, gpus_per_task, jobs)
     asked = {method: _asked(method, seeds, out, preset, flat) for method in methods}
     runs = [run for several in asked.values() for run in several]
     relus = _check_runs(runs, samples)
     made = _Made(watch, wait)
-    task, workers = partial(_Maker, samples, relus, bool(wait)), min(jobs, len(runs))
-    if workers > 1:
-        threads = max(1, torch.get_num_threads() // jobs)
-        run_in_processes(task, runs, made, workers=workers, threads=threads)
+    maker, local = partial(_Maker, samples, relus), jobs or 1
+    if cluster is None:
+        threads = max(1, torch.get_num_threads() // local)
+        task = partial(maker, bool(wait))
+        run_tasks(task, runs, made, workers=min(local, len(runs)), threads=threads)
     else:
-        run_here(task, runs, made)
+        home = Home(made, lambda asked: asked.run.folder, wait)
+        away = partial(Traveller, maker(False).make)
+        run_tasks(away, runs, home, workers=jobs, cluster=cluster)
     entries = [made.entry(method, several) for method, several in asked.items()]
     picture = draw_scatter(_points(entries), out / "figures" / "comparison.png")
     drawn = None if picture is None else str(picture)
@@ -159,6 +168,10 @@ class _Maker:
 
     def __init__(self, samples: int | None, relus: int | None, wait: bool) -> None:
         self.samples, self.relus, self.wait = samples, relus, wait
+
+    def make(self, asked: _Asked, folder: Path, send: Send) -> tuple[float, ...]:
+        """Make a run in another folder than the one asked for, from what is there."""
+        return self(replace(asked, arguments={**asked.arguments, "out": folder}).now(), send)
 
     def __call__(self, asked: _Asked, send: Send) -> tuple[float, ...]:
         """Return the values of the columns; send what a display wants to know."""
@@ -245,15 +258,13 @@ def _points(entries: Sequence[Entry]) -> list[Point]:
     return points
 
 
-def _check(methods: Sequence[str], seeds: int, jobs: int, settings: dict[str, Any]) -> None:
+def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None:
     for method in methods:
         find_method(method)
     if not methods or len({*methods}) < len(methods):
         raise UserError("methods must be different names, for instance ibp,taps")
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"seeds must lie in [1, {MOST_SEEDS}], got {shorten(seeds)}")
-    if jobs < 1:
-        raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
     if "seed" in settings or "method" in settings:
         raise UserError("compare sets method and seed itself: use methods and seeds")
     sections = {section(method) for method in methods}

@@ -17,6 +17,7 @@ import torch
 from tightrope import data
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.files import refuse_links, remove_leftovers
+from tightrope.parallel import choose_engine
 from tightrope.study.experiment import SCALES, Experiment, Result
 from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.measured import Measured, Measurements, Missing
@@ -37,6 +38,9 @@ def reproduce(
     only: str | None = None,
     samples: int | None = None,
     timeout: float | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    gpus_per_task: float = 0.0,
     wait: bool = False,
     display: Display | None = None,
     **settings: Any,
@@ -46,7 +50,8 @@ def reproduce(
     Runs lie in `out/runs` and are shared by all experiments there; finished ones are used
     again, interrupted ones continue. Tables, figures and verdicts are in `out/NAME`. `out` is
     by default `runs/reproduce/SCALE`. `jobs` runs are made at a time, each with its part of the
-    threads: by default as many as there are cores, at paper scale one. `only` is a pattern such
+    threads: by default as many as there are cores, on a GPU and at paper scale one; with
+    `engine="ray"`, as many as the cluster has room for (see `compare`). `only` is a pattern such
     as `mnist-0.1-*` for the names of runs to make; `samples` and `timeout` limit every
     evaluation. `settings` are those of `train` and go to every run. A run that fails is
     reported, and what depends on it is not tested. So is one that another command is working on,
@@ -66,11 +71,18 @@ def reproduce(
     plans = as_asked(_choose(experiment.plans(scale), only))
     for plan in plans:
         Settings.parse(plan.wanted())  # refuses bad settings before anything is trained
+    cluster = choose_engine(engine, address, gpus_per_task, jobs)
     workers = _jobs(jobs, scale, len(plans))
     threads = max(1, torch.get_num_threads() // workers)
     began = time.monotonic()
     session = carry_out_all(
-        plans, folder, jobs=workers, threads=threads, wait=wait, display=display
+        plans,
+        folder,
+        jobs=workers if cluster is None else jobs,
+        threads=threads,
+        wait=wait,
+        display=display,
+        cluster=cluster,
     )
     elapsed = time.monotonic() - began
     # The analysis looks at runs of earlier calls, too.
@@ -113,7 +125,8 @@ def _choose(plans: Sequence[Plan], only: str | None) -> list[Plan]:
 
 def _jobs(jobs: int | None, scale: str, plans: int) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    default = 1 if scale == "paper" else cores or 1
+    # One process at a time on a GPU, unless more are asked for.
+    default = 1 if scale == "paper" or torch.cuda.is_available() else cores or 1
     return max(1, min(default if jobs is None else jobs, plans))
 
 

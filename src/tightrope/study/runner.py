@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from tightrope.errors import UserError
-from tightrope.parallel import Watcher, run_in_processes
+from tightrope.parallel import RayCluster, Watcher, run_in_processes, run_tasks
+from tightrope.study.afar import Home, Traveller
 from tightrope.study.plans import Plan
 from tightrope.study.remaining import unfinished
-from tightrope.study.work import Worker, log_file
+from tightrope.study.work import Worker, carry_out_afar, log_file
 
 
 class Display(Protocol):
@@ -58,16 +59,18 @@ def carry_out_all(
     plans: Sequence[Plan],
     folder: Path,
     *,
-    jobs: int,
+    jobs: int | None,
     threads: int,
     wait: bool = False,
     display: Display | None = None,
+    cluster: RayCluster | None = None,
 ) -> Session:
     """Make all runs in `folder/runs`, `jobs` at a time, each with `threads` threads.
 
     Finished runs are used as they are. One that somebody else is working on fails, or is waited
     for. A run that fails is noted and does not stop the others;
-    logs are in `folder/logs`. However this ends, no process survives it.
+    logs are in `folder/logs`. However this ends, no process survives it. A cluster makes as
+    many at a time as it has room for, unless `jobs` says how many.
     """
     display = display or Silence()
     todo = []
@@ -77,8 +80,11 @@ def carry_out_all(
         else:
             display.end(plan.name, "reused")
     watcher = _Runs(folder, display)
-    if todo:
-        task, workers = partial(Worker, folder, wait), min(jobs, len(todo))
+    if cluster is not None and todo:
+        home = Home(watcher, lambda plan: folder / "runs" / plan.name, wait)
+        run_tasks(partial(Traveller, carry_out_afar), todo, home, workers=jobs, cluster=cluster)
+    elif todo:
+        task, workers = partial(Worker, folder, wait), min(jobs or 1, len(todo))
         run_in_processes(task, todo, watcher, workers=workers, threads=threads)
     return watcher.session
 

@@ -107,6 +107,11 @@ class Worker:
             raise
 
 
+def carry_out_afar(plan: Plan, folder: Path, send: Send) -> None:
+    """Carry out a plan on a machine of a cluster, which keeps logs itself."""
+    carry_out(plan, folder, watch=lambda *counts: send(counts))
+
+
 def log_file(folder: Path, plan: Plan) -> Path:
     """Return the file for whatever is printed while a run is made."""
     return folder / "logs" / f"{plan.name}.log"

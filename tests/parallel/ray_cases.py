@@ -1,0 +1,130 @@
+"""What tests do on Ray, in a process of its own: prints what came of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from handmade import certifiable_run
+from parallel_tasks import Item, Seen, Squares, unable
+from ray.cluster_utils import Cluster
+from test_certification_sharing import hard_sample
+
+import tightrope as tr
+from tightrope.certification import session
+from tightrope.parallel import RayCluster
+from tightrope.parallel.on_ray import run_on_ray
+
+TIMES = ("seconds", "times")
+
+
+def listening() -> list[str]:
+    """Return the addresses that anything in this network listens at."""
+    found = set()
+    for name, size in (("tcp", 8), ("tcp6", 32)):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            if state == "0A":
+                found.add(local[:size])
+    return sorted(found)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "certification.jsonl").open()]
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+def lost_node(scratch: Path) -> dict[str, Any]:
+    """Certify on two nodes, of which one is killed in the middle."""
+    session.BATCH = 2
+    options = {"stages": ("ibp", "attack"), "steps": 400, "restarts": 2}
+    alone, run = certifiable_run(scratch / "alone"), certifiable_run(scratch / "run")
+    tr.certify(alone, **options)
+    cluster = Cluster(head_node_args={"num_cpus": 1, "include_dashboard": False})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")  # to the head
+    other = cluster.add_node(num_cpus=1)
+    given: list[str] = []
+    give, message = session.Session.give, session.Session.message
+    killed: list[int] = []
+
+    def counted(self: Any, item: Any) -> Any:
+        given.append(str(item))
+        return give(self, item)
+
+    def killing(self: Any, item: Any, content: Any) -> None:
+        message(self, item, content)
+        if len(given) >= 2 and not killed:  # both have begun
+            killed.append(len(self.records))
+            cluster.remove_node(other, allow_graceful=False)
+
+    session.Session.give, session.Session.message = counted, killing  # type: ignore[method-assign]
+    shown: list[int] = []
+    summary = tr.certify(
+        run, engine="ray", jobs=2, progress=lambda s: shown.append(s.open), **options
+    )
+    found = {
+        "listening": listening(),
+        "killed": killed,
+        "given": given,
+        "records": records(run.folder),
+        "expected": records(alone.folder),
+        "points": [p.name for p in sorted(run.counterexamples.iterdir())],
+        "expected_points": [p.name for p in sorted(alone.counterexamples.iterdir())],
+        "complete": summary.complete,
+        "shown": shown,
+    }
+    ray.shutdown()
+    cluster.shutdown()
+    return found
+
+
+def tasks(scratch: Path) -> dict[str, Any]:
+    """Items that workers die of, on this machine alone; then a search in parts."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    seen, here = Seen(), RayCluster()
+    items = [Item(1), Item(2, deaths=2), Item(4, deaths=9), Item(6, error="user"), Item(3)]
+    run_on_ray(partial(Squares, scratch), items, seen, cluster=here, workers=2)
+    try:
+        run_on_ray(unable, [Item(1)], Seen(), cluster=here, workers=1)
+    except FileNotFoundError as error:
+        told = str(error.filename)
+    module, x, label = hard_sample()
+    parts: list[str] = []
+    shared = session.Session.shared
+
+    def noted(self: Any, item: Any, some: list[Any]) -> None:
+        parts.extend(type(part).__name__ for part in some)
+        shared(self, item, some)
+
+    session.Session.shared = noted  # type: ignore[method-assign]
+    summary = tr.certify(
+        module,
+        data=(x, label),
+        eps="0.145",
+        split="relu",
+        cuts="off",
+        timeout=600,
+        engine="ray",
+        jobs=2,
+    )
+    found = {
+        "results": seen.results,
+        "given": sorted(seen.given),
+        "errors": {n: [type(e).__name__, str(e)] for n, e in seen.errors.items()},
+        "unable": told,
+        "parts": parts,
+        "verified": summary.verified,
+    }
+    ray.shutdown()
+    return found
+
+
+if __name__ == "__main__":
+    result = {"lost_node": lost_node, "tasks": tasks}[sys.argv[1]](Path(sys.argv[2]))
+    print("RESULT", json.dumps(result), flush=True)
