@@ -60,7 +60,7 @@ def certify(
     it nothing is written. `domain` is the range of values that its inputs can have.
 
     `eps` may be several radii: the `curve` of the result has the accuracies of each. What was
-    interrupted continues; more samples and other radii add to what is there. Other settings, another
+    interrupted continues; more samples and other radii add to it. Other settings, another
     network or other samples are an error unless `force` discards what is there. `timeout` is how
     many seconds one sample may take; `steps` and `restarts` belong to the attack; `split`,
     `branching` and `cuts` to the search. A run in use is an error unless `wait` queues for it.

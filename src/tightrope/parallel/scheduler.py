@@ -125,7 +125,7 @@ class Scheduler(Generic[Worker, Item]):
 
     def ask(self) -> list[Worker]:
         """Return those who should share: one for each idle worker that is left."""
-        if not self.shares or self.waiting:
+        if not self.shares or not self.idle or self.waiting:
             return []
         asked = sum(turn.asked for turn in self.busy.values())
         soonest = self.clock() - SETTLED_SECONDS
