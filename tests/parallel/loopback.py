@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ def why_not() -> str | None:
 def started(*command: str | Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command in a network of its own; whatever it left running ends afterwards."""
     mark = uuid.uuid4().hex
+    # Ray looks there for clusters that it knows; a short path, for sockets have names in it.
+    rooms = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+    variables = {"RAY_TMPDIR": rooms.name, **variables}
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", MARK: mark, **variables}
     process = subprocess.Popen(
         ["unshare", "--net", sys.executable, __file__, *command],
@@ -54,6 +58,7 @@ def started(*command: str | Path, **variables: str) -> Iterator[subprocess.Popen
                 os.kill(pid, 9)
             except ProcessLookupError:
                 continue
+        rooms.cleanup()
 
 
 def family(mark: str) -> list[int]:

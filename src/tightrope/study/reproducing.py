@@ -75,15 +75,9 @@ def reproduce(
     workers = _jobs(jobs, scale, len(plans))
     threads = max(1, torch.get_num_threads() // workers)
     began = time.monotonic()
-    session = carry_out_all(
-        plans,
-        folder,
-        jobs=workers if cluster is None else jobs,
-        threads=threads,
-        wait=wait,
-        display=display,
-        cluster=cluster,
-    )
+    how = {"threads": threads, "wait": wait, "display": display, "cluster": cluster}
+    many = workers if cluster is None else jobs
+    session = carry_out_all(plans, folder, jobs=many, **how)  # type: ignore[arg-type]
     elapsed = time.monotonic() - began
     # The analysis looks at runs of earlier calls, too.
     names = {plan.name for plan in plans}
