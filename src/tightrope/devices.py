@@ -7,6 +7,16 @@ import torch
 from tightrope.errors import UserError
 
 
+# Devices that compute while they are asked to. On the others each operation is a launch, which
+# takes as long as much computing, and reading a number means to wait for all launches before it.
+IMMEDIATE = ("cpu",)
+
+
+def launches(tensor: torch.Tensor) -> bool:
+    """Return whether operations on a tensor are launched, so that the fewest are the fastest."""
+    return tensor.device.type not in IMMEDIATE
+
+
 def pick_device(name: str) -> torch.device:
     """Return the named device; `auto` takes a CUDA GPU if there is one, else the CPU."""
     if name == "auto":

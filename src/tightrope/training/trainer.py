@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.attacks import misclassified
+from tightrope.devices import launches
 from tightrope.errors import UserError
 from tightrope.graph import Graph, ops, trace
 from tightrope.precision import full_precision
@@ -263,9 +264,10 @@ def radius_schedule(settings: Settings, iterations: int) -> RadiusSchedule:
 def make_optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """Return the optimiser that the settings name."""
     parameters = list(module.parameters())
-    rate, decay = settings.learning_rate, settings.weight_decay
+    shared: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if any(map(launches, parameters)):
+        shared["foreach"] = True  # one launch for all parameters
     if settings.optimizer == "sgd":
-        momentum = settings.momentum
-        return torch.optim.SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay)
+        return torch.optim.SGD(parameters, momentum=settings.momentum, **shared)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
-    return kinds[settings.optimizer](parameters, lr=rate, weight_decay=decay)
+    return kinds[settings.optimizer](parameters, **shared)
