@@ -23,7 +23,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -193,7 +193,7 @@ class _Factories(TorchFunctionMode):
 class _Kernels(TorchDispatchMode):
     """What the GPU runs."""
 
-    active: list[_Kernels] = []
+    active: ClassVar[list[_Kernels]] = []
 
     def __init__(self) -> None:
         super().__init__()

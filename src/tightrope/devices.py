@@ -6,7 +6,6 @@ import torch
 
 from tightrope.errors import UserError
 
-
 # Devices that compute while they are asked to. On the others each operation is a launch, which
 # takes as long as much computing, and reading a number means to wait for all launches before it.
 IMMEDIATE = ("cpu",)

@@ -61,7 +61,7 @@ def _products(kind: str) -> Iterator[None]:
 def _switches() -> list[Any]:
     """Return what has a precision of its own; older versions of PyTorch have no such settings."""
     backends = torch.backends
-    found = [backends.cuda.matmul]
+    found: list[Any] = [backends.cuda.matmul]
     for library in (backends.cudnn, backends.mkldnn):
         found += [getattr(library, name, None) for name in ("conv", "rnn", "matmul")]
     return [switch for switch in found if hasattr(switch, "fp32_precision")]

@@ -45,10 +45,10 @@ class Steps:
 
 
 class View(NamedTuple):
-    """What a landscape shows at some points: scores, which goals are reached, the gradient."""
+    """What a landscape shows at some points: scores, the goals reached (if asked), the gradient."""
 
     scores: Tensor
-    reached: Tensor
+    reached: Tensor | None
     gradient: Tensor | None
 
 
@@ -83,7 +83,7 @@ def pgd(
     """
     box = box.detach()
     first = box.project(starts[0].detach()) if starts else box.sample()
-    landscape = NetworkLandscape(network, goal)
+    landscape = NetworkLandscape(network, goal, stop)
     if keep == "last":
         if restarts != 1 or stop:
             raise ValueError('keep="last" goes with one restart and without stop')
@@ -126,7 +126,7 @@ class Search:
             self._choose(points, view.scores)
             return None
         better = view.scores > self.score[self.alive]
-        if self.stop:
+        if view.reached is not None and self.stop:
             better |= view.reached  # a broken sample keeps the point that broke it
         if len(self.alive) == len(self.best) and better.all():
             self.best.copy_(points)
@@ -135,7 +135,7 @@ class Search:
             rows = self.alive[better]
             self.best[rows] = points[better]
             self.score[rows] = view.scores[better]
-        return self._leave(~view.reached) if self.stop else None
+        return None if view.reached is None or not self.stop else self._leave(~view.reached)
 
     def _choose(self, points: Tensor, scores: Tensor) -> None:
         """Keep the better points without asking which they are."""
@@ -198,6 +198,7 @@ class NetworkLandscape:
 
     network: Network
     goal: Goal
+    tells: bool = False  # whether the goal is reached
 
     def look(self, points: Tensor, *, gradient: bool = True) -> View:
         """Evaluate the points."""
@@ -208,8 +209,9 @@ class NetworkLandscape:
             scores = self.goal(logits)
             if gradient:
                 (slope,) = torch.autograd.grad(scores.sum(), points)
-        return View(scores.detach(), self.goal.reached(logits.detach()), slope)
+        reached = self.goal.reached(logits.detach()) if self.tells else None
+        return View(scores.detach(), reached, slope)
 
     def select(self, index: Tensor) -> NetworkLandscape:
         """Return the landscape of some of the samples."""
-        return NetworkLandscape(self.network, self.goal.select(index))
+        return NetworkLandscape(self.network, self.goal.select(index), self.tells)
