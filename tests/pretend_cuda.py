@@ -323,6 +323,8 @@ def _patches() -> list[Any]:
         mock.patch.object(torch.cuda, "mem_get_info", lambda device=None: (FREE, TOTAL)),
         mock.patch.object(torch.cuda, "memory_reserved", lambda device=None: 1 << 30),
         mock.patch.object(torch.cuda, "memory_allocated", lambda device=None: 1 << 29),
+        mock.patch.object(torch.cuda, "get_rng_state", lambda device=None: torch.zeros(0)),
+        mock.patch.object(torch.cuda, "set_rng_state", lambda state, device=None: None),
         mock.patch.object(torch.export, "export", _export),
         mock.patch.object(_foreach_utils, "_group_tensors_by_device_and_dtype", group),
         mock.patch.object(nn.utils.clip_grad, "_group_tensors_by_device_and_dtype", group),

@@ -1,6 +1,6 @@
 """Steps of small networks, on the CPU and on the pretended GPU."""
 
-import copy
+from functools import cache
 
 import torch
 from pretend_cuda import pretend_cuda, real
@@ -37,12 +37,23 @@ def batch(samples=7):
 
 def step(objective, device, *, radius=0.05, annealing=False, **options):
     """Return what a step says, its gradients and the running statistics."""
-    net = copy.deepcopy(network()).to(device)
+    net, graph, state = _traced(device)
+    with torch.no_grad():
+        for tensor, value in zip(net.state_dict().values(), state, strict=True):
+            real(tensor).copy_(value)
+    net.zero_grad()
     x, y = (t.to(device) for t in batch())
     torch.manual_seed(2)
-    result = Step(trace(net, SHAPE), objective, 0.1, **options)(x, y, radius, annealing=annealing)
+    result = Step(graph, objective, 0.1, **options)(x, y, radius, annealing=annealing)
     gradients = {name: real(p.grad) for name, p in net.named_parameters()}
-    return result, gradients, {name: real(b) for name, b in net.named_buffers()}
+    return result, gradients, {name: real(b).clone() for name, b in net.named_buffers()}
+
+
+@cache
+def _traced(device):
+    """Tracing takes longer than a step; the graph shares the tensors of the network."""
+    net = network().to(device)
+    return net, trace(net, SHAPE), [t.clone() for t in network().state_dict().values()]
 
 
 def as_on_gpu(monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tightrope.budget import PROVING_ADVICE, explaining_memory
 from tightrope.certification.deciding import Batch, Decider, Task
 from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import CHOICES, check_choices, check_timeout
@@ -103,7 +104,8 @@ def certify(
     wanted = Wanted(eps, samples, start, device)
     with opened(run, data, out, domain, wanted, wait) as (source, lock):
         settings |= source.settings
-        return _Session(source, settings, force, progress).decide_all(jobs, lock)
+        with explaining_memory(PROVING_ADVICE):
+            return _Session(source, settings, force, progress).decide_all(jobs, lock)
 
 
 def _check_stages(stages: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tightrope.attacks import misclassified
 from tightrope.box import Box
+from tightrope.devices import forked_random
 from tightrope.domains import interval
 from tightrope.graph import Graph, ops
 from tightrope.training import regularizers
@@ -154,7 +155,7 @@ class Step:
             total.append(moments * share)
             return moments.sum()
 
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), forked_random(parameters_of(self.graph)[0].device):
             for model, y, share in parts:
                 self._losses(model, y, radius, weight, partial(collect, share=share))
         if not total:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.attacks import misclassified
-from tightrope.devices import launches
+from tightrope.devices import deterministic, forked_random, launches
 from tightrope.errors import UserError
 from tightrope.graph import Graph, ops, trace
-from tightrope.precision import full_precision
+from tightrope.precision import full_precision, searching
 from tightrope.training.averaging import WeightAverage
 from tightrope.training.batchnorm import evaluation_model, precise_batchnorm
 from tightrope.training.checkpoints import Checkpoint, epoch_seed
@@ -77,6 +77,7 @@ class Trainer:
     ) -> None:
         # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
         self.module = module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.device = device
         self.settings = settings
         self.objective = objective
         self.graph = trace(self.module, input_shape)
@@ -105,7 +106,11 @@ class Trainer:
         """Train until all epochs are done, calling `on_epoch(trainer, record, selected)`."""
         settings = self.settings
         reuse_freed_memory()
-        with torch.random.fork_rng(), full_precision():
+        with (
+            forked_random(self.device),
+            full_precision(),
+            deterministic(settings.deterministic),
+        ):
             for epoch in range(self.finished, settings.epochs):
                 torch.manual_seed(epoch_seed(settings.seed, epoch))
                 record = self._train_epoch(epoch, training, progress)
@@ -134,7 +139,8 @@ class Trainer:
         for i, (x, y) in enumerate(batches):
             radius = schedule(epoch * len(batches) + i)
             self.optimizer.zero_grad(set_to_none=True)
-            result = step(x, y, radius, annealing=annealing)
+            with searching(settings.search_precision):
+                result = step(x, y, radius, annealing=annealing)
             if settings.clip is not None:
                 nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip)
             self.optimizer.step()
