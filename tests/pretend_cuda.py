@@ -156,6 +156,8 @@ class _Factories(TorchFunctionMode):
         if name == "pin_memory":
             self.kernels.pinned.append(args[0])
             return args[0]
+        if name == "new_tensor" and isinstance(args[0], PretendTensor):
+            kwargs.setdefault("device", CUDA)
         if kwargs.get("device") is None:
             return func(*args, **kwargs)
         target = torch.device(kwargs["device"])
@@ -252,11 +254,12 @@ class _Kernels(TorchDispatchMode):
     @staticmethod
     def _check_devices(name: str, args: Any, tensors: list[Tensor]) -> None:
         others = [t for t in tensors if not isinstance(t, PretendTensor)]
-        strict = name in _INDEXING or name in _INDEXED
-        # Numbers wrapped in tensors may stay on the CPU.
-        if others and (strict or any(t.dim() for t in others)):
+        # Numbers wrapped in tensors may stay on the CPU, as indices not even they.
+        if any(t.dim() for t in others):
             raise RuntimeError(f"{MIXED} (in {name})")
-        if strict and not isinstance(args[0], PretendTensor):
+        positions = args[1] if name in _INDEXING else args[1:3] if name in _INDEXED else []
+        chosen = [t for t in positions if isinstance(t, Tensor)]
+        if not all(isinstance(t, PretendTensor) for t in (*chosen, *(args[:1] if chosen else []))):
             raise RuntimeError(f"indices should be on the device of the tensor (in {name})")
 
     @staticmethod

@@ -77,7 +77,7 @@ GIVEN = {
 def batches(device):
     x, y = gpu_steps.batch(20)
     images = (x * 255).to(torch.uint8)
-    flipped = Augmentation(flip=True, padding=1)
+    flipped = Augmentation(flip=True, crop=8, padding=1)
     return (
         Batches(images, y, 6, training=True, drop_last=True, augment=flipped, device=device),
         Batches(images, y, 10, device=device),
