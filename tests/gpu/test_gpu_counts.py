@@ -50,7 +50,7 @@ def count(cnn7, objective, samples=8, **options):
             counts.clear()
             optimizer.zero_grad(set_to_none=True)
             step(x, y, EPS, annealing=bool(options))
-            torch.nn.utils.clip_grad_norm_(module.parameters(), 10.0)
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 10.0, foreach=True)
             optimizer.step()
     return counts
 
