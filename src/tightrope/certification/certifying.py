@@ -104,8 +104,7 @@ def certify(
     wanted = Wanted(eps, samples, start, device)
     with opened(run, data, out, domain, wanted, wait) as (source, lock):
         settings |= source.settings
-        with explaining_memory(PROVING_ADVICE):
-            return _Session(source, settings, force, progress).decide_all(jobs, lock)
+        return _Session(source, settings, force, progress).decide_all(jobs, lock)
 
 
 def _check_stages(stages: Sequence[str]) -> None:
@@ -156,6 +155,7 @@ class _Session(Watcher[Batch]):
         # Written before the first sample, so that a journal always has its settings beside it.
         self._write()
 
+    @explaining_memory(PROVING_ADVICE)
     def decide_all(self, jobs: int, lock: Lock | None) -> Certification:
         """Decide all samples that are still open, radius by radius, batch by batch."""
         with self.journal:
