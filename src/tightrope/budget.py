@@ -12,16 +12,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from tightrope.errors import UserError
 from tightrope.limits import MEMORY_BYTES
 
 # Parts of the budget that several computations, and what they hold for later, can take at a time.
 PARTS = 4
 # Multiply-adds between two looks at the clock: a fraction of a second on one core.
 STEP = 1 << 30
+# What a command can do about a GPU that is too small for it.
+TRAINING_ADVICE = (
+    "train over with a larger accumulate (the same gradients in less memory) or a smaller "
+    "batch_size, or continue with --resume on another --device"
+)
+PROVING_ADVICE = (
+    f"set {MEMORY_BYTES.variable} to less, run fewer jobs on it, or give --device cpu; what is "
+    "decided is saved"
+)
 # Where nothing is known of the machine.
 ASSUMED = 1 << 32
 
@@ -43,6 +54,16 @@ def memory_budget(device: torch.device | None = None) -> int:
 def fitting(most: int, device: torch.device | None = None) -> int:
     """Return how many bytes one part may take: `most`, or less where the budget is small."""
     return max(1, min(most, memory_budget(device) // PARTS))
+
+
+@contextmanager
+def explaining_memory(advice: str) -> Iterator[None]:
+    """Say what to change where a GPU has too little memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = str(error).splitlines()[0].split(". ")[0]
+        raise UserError(f"the device has too little memory ({said}); {advice}") from error
 
 
 def rows_at_once(memory: int, row_bytes: int, row_work: float = 0.0) -> int:

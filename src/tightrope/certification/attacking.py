@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from tightrope.budget import PROVING_ADVICE, explaining_memory
 from tightrope.certification.problem import OpenProblem, robustness
 from tightrope.certification.properties import Ball
 from tightrope.certification.stages import StageSettings, attack_stage
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
+from tightrope.devices import forked_random
 from tightrope.files import write_json
 from tightrope.precision import full_precision
 from tightrope.radius import Radius, format_radius
@@ -60,7 +62,8 @@ def attack(
     run.check()
     with run.lock("attack", wait):
         examination = examine(run, eps, samples, start, device)
-        result = _attack(run, examination, steps, restarts, seed, progress)
+        with explaining_memory(PROVING_ADVICE):
+            result = _attack(run, examination, steps, restarts, seed, progress)
         write_json(run.attack, asdict(result))
     return result
 
@@ -77,7 +80,7 @@ def _attack(
     settings = StageSettings(steps, restarts)
     total, natural, adversarial = len(examination.indices), 0, 0
     started = time.perf_counter()
-    with torch.random.fork_rng(), full_precision():
+    with forked_random(examination.device), full_precision():
         for first in range(0, total, BATCH):
             indices, x, labels = examination.batch(first, first + BATCH)
             torch.manual_seed(batch_seed(seed, int(indices[0])))

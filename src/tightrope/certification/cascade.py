@@ -22,6 +22,7 @@ from tightrope.certification.properties import PIXELS, Ball, Domain
 from tightrope.certification.stages import STAGES, Stage, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
+from tightrope.devices import forked_random
 from tightrope.precision import provable
 from tightrope.runs.examination import batch_seed
 from tightrope.runs.journal import Record
@@ -119,7 +120,7 @@ def solve(
     subject = subject.for_rows(problem.unsafe.matrix, problem.unsafe.offset)
     chosen = {name: STAGES[name] for name in stages}
     alone = replace(problem, label=None)  # every group of rows is attacked, not the worst one alone
-    with torch.random.fork_rng(), provable():
+    with forked_random(subject.device), provable():
         torch.manual_seed(seed)
         ((_, answer),) = walk(subject, [OpenProblem(alone, timeout)], chosen, settings)
     return answer
@@ -152,7 +153,7 @@ def decide(
     gives the same records. Samples in `known` have their records already: they take part in
     what is computed for the batch as a whole, and are left out of the long stages.
     """
-    with torch.random.fork_rng(), provable():
+    with forked_random(subject.device), provable():
         torch.manual_seed(batch_seed(seed, int(samples.indices[0])))
         started = time.perf_counter()
         predictions = _predict(subject, samples)

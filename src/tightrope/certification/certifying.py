@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tightrope.budget import PROVING_ADVICE, explaining_memory
 from tightrope.certification.deciding import Batch, Decider, Task
 from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import CHOICES, check_choices, check_timeout
@@ -154,6 +155,7 @@ class _Session(Watcher[Batch]):
         # Written before the first sample, so that a journal always has its settings beside it.
         self._write()
 
+    @explaining_memory(PROVING_ADVICE)
     def decide_all(self, jobs: int, lock: Lock | None) -> Certification:
         """Decide all samples that are still open, radius by radius, batch by batch."""
         with self.journal:

@@ -42,7 +42,7 @@ from tightrope.certification.vnnlib import (
 )
 from tightrope.certification.vnnlib.joining import Files, Joined, join
 from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
-from tightrope.devices import pick_device
+from tightrope.devices import forked_random, pick_device
 from tightrope.errors import UserError
 from tightrope.graph import Graph
 from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
@@ -299,7 +299,7 @@ def _decide_together(
         return None
     started = time.monotonic()
     try:
-        with until(deadline), torch.random.fork_rng(), provable():
+        with until(deadline), forked_random(subject.device), provable():
             torch.manual_seed(seed)
             problems = [_problem(subject, network, case) for case in cases]
             sound = [problem for problem in problems if problem is not None]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tightrope.data import Dataset as Dataset
 from tightrope.data import load_dataset, read_test_samples
-from tightrope.devices import pick_device
+from tightrope.devices import pick_device, upload
 from tightrope.errors import UserError, shorten
 from tightrope.radius import Radius, parse_radius
 from tightrope.runs import Run
@@ -36,7 +36,7 @@ class Examination:
         """Return indices, inputs and labels of the samples at those positions."""
         indices = self.indices[start:stop]
         inputs, labels = self.data.test_inputs(indices), self.data.y_test[indices]
-        return indices, inputs.to(self.device), labels.to(self.device)
+        return indices, upload(inputs, self.device), upload(labels, self.device)
 
 
 def load_data(name: str, folder: str | None) -> Dataset:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tightrope.attacks import misclassified
 from tightrope.box import Box
+from tightrope.devices import forked_random
 from tightrope.domains import interval
 from tightrope.graph import Graph, ops
 from tightrope.training import regularizers
@@ -154,7 +155,7 @@ class Step:
             total.append(moments * share)
             return moments.sum()
 
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), forked_random(parameters_of(self.graph)[0].device):
             for model, y, share in parts:
                 self._losses(model, y, radius, weight, partial(collect, share=share))
         if not total:
@@ -179,9 +180,13 @@ def _slices(samples: int, parts: int) -> Iterator[slice]:
 
 def _result(model: FixedModel, y: Tensor, radius: float, loss: Loss, value: Tensor) -> StepResult:
     with torch.no_grad():
-        natural = int((~misclassified(model.logits.detach(), y)).sum())
-    robust = natural if radius == 0 else None if loss.robust is None else int(loss.robust.sum())
-    return StepResult(len(y), float(value.detach()) * len(y), natural, robust)
+        right = (~misclassified(model.logits.detach(), y)).sum()
+        claimed = right if loss.robust is None else loss.robust.sum()
+        # One look at all numbers: on a GPU each would be a wait.
+        seen = torch.stack([value.detach().double(), right.double(), claimed.double()]).tolist()
+    natural = int(seen[1])
+    robust = natural if radius == 0 else None if loss.robust is None else int(seen[2])
+    return StepResult(len(y), seen[0] * len(y), natural, robust)
 
 
 def _send_back(

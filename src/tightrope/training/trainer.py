@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.attacks import misclassified
+from tightrope.devices import deterministic, forked_random, launches
 from tightrope.errors import UserError
 from tightrope.graph import Graph, ops, trace
-from tightrope.precision import full_precision
+from tightrope.precision import full_precision, searching
 from tightrope.training.averaging import WeightAverage
 from tightrope.training.batchnorm import evaluation_model, precise_batchnorm
 from tightrope.training.checkpoints import Checkpoint, epoch_seed
@@ -76,6 +77,7 @@ class Trainer:
     ) -> None:
         # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
         self.module = module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.device = device
         self.settings = settings
         self.objective = objective
         self.graph = trace(self.module, input_shape)
@@ -104,7 +106,11 @@ class Trainer:
         """Train until all epochs are done, calling `on_epoch(trainer, record, selected)`."""
         settings = self.settings
         reuse_freed_memory()
-        with torch.random.fork_rng(), full_precision():
+        with (
+            forked_random(self.device),
+            full_precision(),
+            deterministic(settings.deterministic),
+        ):
             for epoch in range(self.finished, settings.epochs):
                 torch.manual_seed(epoch_seed(settings.seed, epoch))
                 record = self._train_epoch(epoch, training, progress)
@@ -133,7 +139,8 @@ class Trainer:
         for i, (x, y) in enumerate(batches):
             radius = schedule(epoch * len(batches) + i)
             self.optimizer.zero_grad(set_to_none=True)
-            result = step(x, y, radius, annealing=annealing)
+            with searching(settings.search_precision):
+                result = step(x, y, radius, annealing=annealing)
             if settings.clip is not None:
                 nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip)
             self.optimizer.step()
@@ -263,9 +270,10 @@ def radius_schedule(settings: Settings, iterations: int) -> RadiusSchedule:
 def make_optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """Return the optimiser that the settings name."""
     parameters = list(module.parameters())
-    rate, decay = settings.learning_rate, settings.weight_decay
+    shared: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if any(map(launches, parameters)):
+        shared["foreach"] = True  # one launch for all parameters
     if settings.optimizer == "sgd":
-        momentum = settings.momentum
-        return torch.optim.SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay)
+        return torch.optim.SGD(parameters, momentum=settings.momentum, **shared)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
-    return kinds[settings.optimizer](parameters, lr=rate, weight_decay=decay)
+    return kinds[settings.optimizer](parameters, **shared)

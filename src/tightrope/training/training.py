@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tightrope import data, nets
+from tightrope.budget import TRAINING_ADVICE, explaining_memory
 from tightrope.devices import pick_device
 from tightrope.errors import UserError, shorten
 from tightrope.files import write_text
@@ -65,7 +66,8 @@ def train(
             session.restore()
         else:
             session.begin()
-        session.run_training(progress)
+        with explaining_memory(TRAINING_ADVICE):
+            session.run_training(progress)
     return run
 
 
@@ -157,13 +159,13 @@ def _stored_settings(
     stored = run.values()
     wanted = Settings.parse({**stored, **given}, own).to_table()
     before = Settings.parse(stored, own).to_table()
-    changed = [name for name in wanted if wanted[name] != before.get(name)]
+    changed = [name for name in wanted if wanted[name] != before.get(name) and name != "device"]
     if changed:
         raise UserError(
             f"{run.folder} was trained with other settings ({', '.join(changed)}); "
             "resume without them, or start over with --force"
         )
-    return stored
+    return {**stored, "device": wanted["device"]}  # where it is computed may change
 
 
 def chosen(settings: Settings) -> dict[str, Any]:
@@ -199,7 +201,7 @@ class _Session:
             (self.data.mean, self.data.std) if self.settings.normalize else None,
             arguments,
         )
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU
             torch.manual_seed(self.settings.seed)
             self.trainer = Trainer(
                 self.architecture.build(),

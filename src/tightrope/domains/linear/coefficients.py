@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.box import flat
+from tightrope.devices import launches
 from tightrope.graph import ops
 from tightrope.graph.windows import sides
 
@@ -215,7 +216,7 @@ def _widened(values: Tensor, op: ops.Conv2d) -> Tensor:
 
     Products of matrices and a sum over the taps: torch has no fast way for float64 and small maps.
     """
-    if op.groups > 1 or values.dtype != torch.float64 or values.device.type != "cpu":
+    if op.groups > 1 or values.dtype != torch.float64 or launches(values):
         return F.conv_transpose2d(values, op.weight, None, op.stride, 0, 0, op.groups, op.dilation)
     count, channels, *sizes = values.shape
     kernel, (down, across) = op.weight.shape[2:], op.dilation
