@@ -3,13 +3,13 @@
     python benchmarks/crown.py WHAT ... [--peer CHECKOUT] [--threads 1] [--times 5]
 
 WHAT is a run folder (its radius, and its first test image that is classified correctly) or
-NET.onnx:PROPERTY.vnnlib (the box of that property; the class is the network's answer in its middle).
-Bounds of all layers are computed by linear bounds with default slopes ("plain CROWN"), then those
-of the margins: by Tightrope in float32 without rounding (as its searches do), by Tightrope in
-float64 with every rounding error accounted for (as its proofs are), and by auto_LiRPA
-(`method="CROWN"`, default options, float32). They run in turns in one process; networks are read and traced before the clock
-starts. Seconds are the least of several, of the processor (all threads), since other programs may
-be running beside; "bound" is the lowest margin.
+NET.onnx:PROPERTY.vnnlib (the box of that property; the class is the network's answer in its
+middle). Bounds of all layers are computed by linear bounds with default slopes ("plain CROWN"),
+then those of the margins: by Tightrope in float32 without rounding (as its searches do), by
+Tightrope in float64 with every rounding error accounted for (as its proofs are), and by auto_LiRPA
+(`method="CROWN"`, default options, float32). They run in turns in one process; networks are read
+and traced before the clock starts. Seconds are the least of several, of the processor (all
+threads), since other programs may be running beside; "bound" is the lowest margin.
 
 The peer is a checkout of https://github.com/Verified-Intelligence/auto_LiRPA with what it needs
 (`pip install appdirs pyyaml graphviz`), in an environment of its own.
