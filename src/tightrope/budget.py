@@ -11,8 +11,10 @@ An operation of torch cannot be interrupted: parts are small enough to see a dea
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -33,6 +35,8 @@ PROVING_ADVICE = (
     f"set {MEMORY_BYTES.variable} to less, run fewer jobs on it, or give --device cpu; what is "
     "decided is saved"
 )
+# Seconds until what is free is looked up again.
+AGAIN = 0.5
 # Where nothing is known of the machine.
 ASSUMED = 1 << 32
 
@@ -48,7 +52,13 @@ def memory_budget(device: torch.device | None = None) -> int:
         # What PyTorch keeps for later is free for us.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return (free + kept) // 2
-    return free_memory() // 2
+    return _free_in(int(time.monotonic() / AGAIN), free_memory) // 2
+
+
+@lru_cache(maxsize=1)
+def _free_in(moment: int, look: Callable[[], int]) -> int:
+    """Return what is free in a moment; looking takes as long as the bounds of a small layer."""
+    return look()
 
 
 def fitting(most: int, device: torch.device | None = None) -> int:

@@ -128,13 +128,14 @@ def solve(
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a test set to be decided together: indices, inputs, labels and the radius."""
+    """Samples of a test set to be decided together: indices, inputs, labels and the balls."""
 
     indices: Tensor
     x: Tensor
     labels: Tensor
     eps: Fraction
     domain: Domain = PIXELS
+    norm: float = math.inf
 
 
 def decide(
@@ -160,7 +161,7 @@ def decide(
         share = (time.perf_counter() - started) / len(predictions)
         right = (predictions == samples.labels).nonzero()[:, 0]
         yield from _wrong_from_the_start(subject, samples, predictions, share)
-        ball = Ball(samples.x[right], samples.eps, samples.domain)
+        ball = Ball(samples.x[right], samples.eps, samples.domain, samples.norm)
         problems = [
             OpenProblem(problem, settings.timeout, {"natural": share})
             for problem in robustness(subject, ball, samples.labels[right])

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from tightrope.budget import PROVING_ADVICE, explaining_memory
 from tightrope.certification.deciding import Batch, Decider, Task
 from tightrope.certification.names import DEFAULT_STAGES
-from tightrope.certification.problem import CHOICES, check_choices, check_timeout
-from tightrope.certification.properties import PIXELS, Domain
+from tightrope.certification.problem import CHOICES, Choices, check_choices, check_timeout
+from tightrope.certification.properties import PIXELS, Domain, parse_norm
 from tightrope.certification.resuming import earlier
 from tightrope.certification.sources import Source, Wanted, opened
 from tightrope.certification.stages import STAGES
@@ -54,6 +54,7 @@ def certify(
     samples: int | None = None,
     start: int = 0,
     domain: Domain = PIXELS,
+    norm: float | str = "linf",
     stages: Sequence[str] = DEFAULT_STAGES,
     timeout: float = 60.0,
     steps: int = 200,
@@ -74,13 +75,14 @@ def certify(
     (x, y) or an .npz file of `x_test` and `y_test`. The files then go to the folder `out`; without
     it nothing is written. `domain` is the range of values that its inputs can have.
 
-    `eps` may be several radii: the `curve` of the result then has the accuracies of each. A
-    certification that was interrupted continues where it stopped; one of more samples or of other
-    radii adds to what is in the folder. One with other settings, of another network or of other
-    samples is an error unless `force` discards it; so is one by an earlier version that did not
-    note what it was of. `timeout` is how many seconds one sample may take; `steps` and `restarts`
-    belong to the attack; `split`, `branching` and `cuts` to the search. A run that another command
-    is working on is an error unless `wait` queues for it.
+    The radius is one of `norm`: linf, l2 or l1; a folder is about one of them. `eps` may be several
+    radii: the `curve` of the result then has the accuracies of each. A certification that was
+    interrupted continues where it stopped; one of more samples or of other radii adds to what is in
+    the folder. One with other settings, of another network or of other samples is an error unless
+    `force` discards it; so is one by an earlier version that did not note what it was of. `timeout`
+    is how many seconds one sample may take; `steps` and `restarts` belong to the attack; `split`,
+    `branching` and `cuts` to the search. A run that another command is working on is an error
+    unless `wait` queues for it.
 
     With `jobs`, several processes share the samples, each with its part of the threads. The
     records are the same (as far as rounding does not depend on the number of threads), in the
@@ -88,23 +90,30 @@ def certify(
     """
     _check_stages(stages)
     check_attack(steps, restarts, seed)
-    if jobs < 1:
-        raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
+    _check_jobs(jobs)
     check_timeout(timeout)
-    choices = asdict(check_choices(split, branching, cuts))
     settings = {
         "stages": list(stages),
         "timeout": float(timeout),
         "steps": steps,
         "restarts": restarts,
         "seed": seed,
-        # Earlier certifications do not name what was not to be chosen.
-        **{name: value for name, value in choices.items() if value != getattr(CHOICES, name)},
+        **_chosen(check_choices(split, branching, cuts)),
     }
-    wanted = Wanted(eps, samples, start, device)
+    wanted = Wanted(eps, samples, start, device, parse_norm(norm))
     with opened(run, data, out, domain, wanted, wait) as (source, lock):
         settings |= source.settings
         return _Session(source, settings, force, progress).decide_all(jobs, lock)
+
+
+def _chosen(choices: Choices) -> dict[str, str]:
+    """Return what was chosen; earlier certifications do not name what was not to be chosen."""
+    return {name: v for name, v in asdict(choices).items() if v != getattr(CHOICES, name)}
+
+
+def _check_jobs(jobs: int) -> None:
+    if jobs < 1:
+        raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
 
 
 def _check_stages(stages: Sequence[str]) -> None:
@@ -186,6 +195,7 @@ class _Session(Watcher[Batch]):
                 known.device,
                 self.eps == self.own,
                 known.domain,
+                known.norm,
             ),
         )
         todo = (self._batch(indices) for indices in batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -42,7 +43,8 @@ class Batch:
 class Task:
     """What a process must know to decide batches of a run.
 
-    The folder's `own` radius is not named by its records; inputs have the values of `domain`.
+    The folder's `own` radius is not named by its records; inputs have the values of `domain`, and
+    the radius is one of `norm`.
     """
 
     run: Run
@@ -53,6 +55,7 @@ class Task:
     device: torch.device
     own: bool = True
     domain: Domain = PIXELS
+    norm: float = math.inf
 
 
 def open_subject(
@@ -81,17 +84,18 @@ class Decider:
     def __call__(self, batch: Batch, send: Send) -> None:
         """Send a record per sample, as each is decided."""
         indices, x, labels = map(torch.from_numpy, (batch.indices, batch.x, batch.labels))
-        device = self.task.device
+        task, device = self.task, self.task.device
+        balls = (task.eps, task.domain, task.norm)
         for record in decide(
             self.subject,
-            Samples(indices, x.to(device), labels.to(device), self.task.eps, self.task.domain),
+            Samples(indices, x.to(device), labels.to(device), *balls),
             stages=self.stages,
             settings=self.settings,
             keep=self._keep,
             known=batch.known,
-            seed=self.task.settings["seed"],
+            seed=task.settings["seed"],
         ):
-            send(record if self.task.own else replace(record, eps=format_radius(self.task.eps)))
+            send(record if task.own else replace(record, eps=format_radius(task.eps)))
 
     def _keep(self, index: int, point: Tensor) -> str:
         """Store a counterexample and return its name relative to the run folder."""

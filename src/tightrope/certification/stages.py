@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided
 from tightrope.attacks import strong_attack
-from tightrope.box import BallBox, Box
+from tightrope.box import BallBox, Box, joined
 from tightrope.budget import fitting
 from tightrope.certification import complete
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
@@ -117,7 +117,8 @@ def attack_stage(
     points = strong_attack(
         subject.attacked, box, labels, steps=settings.steps, restarts=settings.restarts
     )
-    candidates = (subject.predict(points) != labels) & box.contains(points)
+    candidates = subject.predict(points) != labels
+    candidates[candidates.clone()] = box[candidates].contains(points[candidates])
     broken = subject.fooled(points, labels, candidates)
     return [
         _refutation(point if b else None, deadline) for point, b in zip(points, broken, strict=True)
@@ -195,7 +196,7 @@ def _joined_nodes(problems: Open) -> dict[int, Box] | None:
     if len(known) < len(problems):
         return None
     common = set(known[0]).intersection(*known)
-    return {i: _joined([nodes[i] for nodes in known]) for i in sorted(common)}
+    return {i: joined([nodes[i] for nodes in known]) for i in sorted(common)}
 
 
 def alpha_stage(
@@ -223,17 +224,11 @@ def milp_stage(
 
 
 def _outer(problems: Open) -> Box:
-    return _joined([opened.problem.outer for opened in problems])
+    return joined([opened.problem.outer for opened in problems])
 
 
 def _inner(problems: Open) -> Box:
-    return _joined([opened.problem.inner for opened in problems])
-
-
-def _joined(boxes: list[Box]) -> Box:
-    if len(boxes) == 1:
-        return boxes[0]
-    return Box(torch.cat([b.lower for b in boxes]), torch.cat([b.upper for b in boxes]))
+    return joined([opened.problem.inner for opened in problems])
 
 
 def _parts(subject: Subject, problems: Open, most: int | None = None) -> Iterator[Open]:

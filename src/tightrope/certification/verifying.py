@@ -77,7 +77,7 @@ def verify(
 ) -> Answer:
     """Decide whether a class wins, or a spec holds, at all inputs of a set.
 
-    The set is all points within `eps` of `x` (and within `domain`) in a `norm`: inf, 2 or 1. In
+    The set is all points within `eps` of `x` (and within `domain`) in a `norm`: linf, l2 or l1. In
     the first one, `eps` may be a tensor with a radius for each feature. Or it is `box`, any box or
     pair of corners. What must hold is that class `label` wins, or `spec`, made of `argmax`,
     `within` and `linear`, joined by & and |.

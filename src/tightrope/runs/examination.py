@@ -89,11 +89,19 @@ def proving_device(device: torch.device) -> torch.device:
 
 
 def examine(
-    run: Run, eps: Radius | None, samples: int | None, start: int, device: str | None
+    run: Run,
+    eps: Radius | None,
+    samples: int | None,
+    start: int,
+    device: str | None,
+    largest: int | None = 1,
 ) -> Examination:
-    """Load a run's network and choose test samples `start` to `start + samples`."""
+    """Load a run's network and choose test samples `start` to `start + samples`.
+
+    The radius may be as large as the `largest` that makes sense, if there is one.
+    """
     settings = run.settings()
-    radius = settings.eps if eps is None else parse_radius(eps)
+    radius = settings.eps if eps is None else parse_radius(eps, largest=largest)
     module, architecture = run.network()
     dataset = load_data(settings.data, settings.data_dir)
     if dataset.input_shape != architecture.input_shape or (
