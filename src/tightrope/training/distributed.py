@@ -287,7 +287,7 @@ def joined() -> Iterator[Group | None]:
         with _told_to_end(place.size):
             yield group
     except BaseException as error:
-        error.told_here = group.speaks()
+        error.told_here = group.speaks()  # type: ignore[attr-defined]
         raise
     finally:
         _joined = None
