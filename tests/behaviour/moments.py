@@ -34,8 +34,9 @@ class Moment:
     the name of a module; the signal is sent just before the `count`-th of them, or `calls` calls
     of Python functions later. The process that counts is the one whose command line contains
     `where`. It signals to "self", to the `parent` ("parent"), to its process group ("group"), to
-    one "worker" of its own or to a "sibling" (another child of whoever started it), and then waits for its end if `wait` is set. Just before, the children
-    of the parent, or its own, are noted in a file.
+    one "worker" of its own or to a "sibling" (another child of whoever started it), and then waits
+    for its end if `wait` is set. Just before, the children of the parent, or its own, are noted in
+    a file.
     """
 
     event: str

@@ -17,9 +17,10 @@ import torch
 import training_reference as reference
 from torch import Tensor
 
+from tightrope.errors import UserError
 from tightrope.graph import trace
 from tightrope.training.distributed import Group, joined
-from tightrope.training.objectives import METHODS
+from tightrope.training.objectives import METHODS, Loss, Objective
 from tightrope.training.settings import Settings
 from tightrope.training.step import Step
 from tightrope.training.trainer import Trainer
@@ -131,11 +132,32 @@ def training(given: dict[str, Any], group: Group | None) -> dict[str, Any]:
     return {"weights": weights, "records": records, "selected": trainer.selected_epoch}
 
 
+class Careless:
+    """A method that draws for its own samples only."""
+
+    def __call__(self, model: Any, x: Tensor, y: Tensor, radius: float) -> Loss:
+        return Loss(model.graph(x + radius * torch.rand_like(x)).mean())
+
+
+def careless(group: Group | None) -> str:
+    """Return what is said about such a method."""
+    settings = Settings.parse({"method": "standard", "epochs": 1, "select": "last"})
+    resolved = settings.resolve(normalize=False, network={})
+    module, method = reference.norm_net(), type("Own", (Careless, Objective), {})()
+    trainer = Trainer(module, reference.SHAPE, resolved, method, torch.device("cpu"), group)
+    try:
+        trainer.run(Shuffled(22, 11, seed=8), None)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def everything(group: Group | None) -> dict[str, Any]:
     """Compute all of it."""
     torch.set_num_threads(1)
     steps = {name: step(case, group) for name, case in cases().items()}
-    return {"steps": steps, "trainings": {n: training(t, group) for n, t in TRAININGS.items()}}
+    trainings = {name: training(given, group) for name, given in TRAININGS.items()}
+    return {"steps": steps, "trainings": trainings, "careless": careless(group)}
 
 
 def free_port() -> int:

@@ -88,3 +88,9 @@ def test_processes_hold_the_same_weights(several):
         assert others
         for other in others:
             assert all(torch.equal(other[key], first[key]) for key in first)
+
+
+def test_methods_that_draw_for_their_own_samples_only_are_refused(several):
+    assert shared_steps.careless(None) == ""
+    for process in several:
+        assert "tightrope.draws.uniform_like" in process["careless"]

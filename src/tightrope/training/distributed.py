@@ -207,6 +207,8 @@ class Group:
         """Talk to the others; if that fails, one of them is gone."""
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise lost(self.size) from error
 
