@@ -57,7 +57,7 @@ def test_processes_count_their_own_samples(name, several, alone):
     samples, loss, natural, robust = alone(name)["sums"]
     sums = [process["steps"][name]["sums"] for process in several]
     assert all(0 < s[0] < samples for s in sums)
-    assert len({s[0] for s in sums}) == 2  # unequal shares
+    assert len({s[0] for s in sums}) > 1  # unequal shares
     assert sum(s[0] for s in sums) == samples
     assert sum(s[1] for s in sums) == pytest.approx(loss, rel=1e-9)
     assert sum(s[2] for s in sums) == natural
