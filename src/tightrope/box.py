@@ -9,6 +9,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from tightrope.draws import uniform_like
+
 
 class Box:
     """The set `lower <= x <= upper`, elementwise, one box per batch element.
@@ -122,7 +124,7 @@ class Box:
         lower, upper = self.corners
         if count is not None:
             lower, upper = (spread(t, count) for t in self.corners)
-        random = torch.rand_like(lower)  # in the same memory order: mixing orders is slow
+        random = uniform_like(lower)  # in the same memory order: mixing orders is slow
         # Rounding may lead out of the box by a unit in the last place.
         return torch.clamp(random.mul_(upper - lower).add_(lower), lower, upper)
 
