@@ -48,7 +48,10 @@ python_maximum_signature_line_length = 88
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!tightrope\.).*"),
-    (r"py:class", r".*\.(onnx\.check\.Item|parallel\.task\.Item|found\.T|pooled\.P)"),
+    (
+        r"py:class",
+        r".*\.(onnx\.check\.Item|parallel\.task\.Item|found\.T|pooled\.P|distributed\.T)",
+    ),
 ]
 
 html_theme = "furo"

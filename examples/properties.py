@@ -27,8 +27,8 @@ def inputs(module: nn.Module, x: Tensor, label: int) -> list[tr.Answer]:
         tr.verify(module, x, label, eps="2/255"),  # within [0, 1]
         tr.verify(module, x, label, eps=0.01, domain=(-1, 1)),
         tr.verify(module, x, label, eps=by_feature),
-        tr.verify(module, x, label, eps=0.02, norm=2),
-        tr.verify(module, x, label, eps=0.02, norm=1),
+        tr.verify(module, x, label, eps=0.02, norm="l2"),
+        tr.verify(module, x, label, eps=0.02, norm="l1"),
         tr.verify(module, box=corners, label=label),  # or a tr.Box
     ]
 

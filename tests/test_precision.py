@@ -40,6 +40,23 @@ def test_short_mantissas_are_off_inside_and_as_before_after(before: tuple[bool, 
     assert settings() == before
 
 
+@pytest.mark.usefixtures("restored")
+def test_full_precision_works_where_the_newer_interface_was_used() -> None:
+    """Reading the older one raises then."""
+    matmul, on_cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision, on_cpu.fp32_precision
+    try:
+        matmul.fp32_precision, on_cpu.fp32_precision = "tf32", "bf16"
+        with pytest.raises(RuntimeError, match="mix"):
+            settings()
+        with full_precision():
+            inside = matmul.fp32_precision, on_cpu.fp32_precision
+        assert inside == ("ieee", "ieee")
+        assert (matmul.fp32_precision, on_cpu.fp32_precision) == ("tf32", "bf16")
+    finally:
+        matmul.fp32_precision, on_cpu.fp32_precision = before
+
+
 def test_the_unit_of_rounding_is_the_gap_above_one() -> None:
     """Whichever way an operation on float64 is rounded, it is off by less than this share."""
     one = torch.ones((), dtype=torch.float64)

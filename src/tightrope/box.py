@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import torch
 from torch import Tensor
+
+from tightrope.draws import uniform_like
 
 
 class Box:
@@ -122,7 +124,7 @@ class Box:
         lower, upper = self.corners
         if count is not None:
             lower, upper = (spread(t, count) for t in self.corners)
-        random = torch.rand_like(lower)  # in the same memory order: mixing orders is slow
+        random = uniform_like(lower)  # in the same memory order: mixing orders is slow
         # Rounding may lead out of the box by a unit in the last place.
         return torch.clamp(random.mul_(upper - lower).add_(lower), lower, upper)
 
@@ -143,6 +145,20 @@ def spread(t: Tensor, count: int) -> Tensor:
 def flat(t: Tensor) -> Tensor:
     """Return each batch element as one row; samples may have no dimensions at all."""
     return t.flatten(1) if t.dim() > 1 else t.unsqueeze(1)
+
+
+def joined(boxes: Sequence[Box]) -> Box:
+    """Return several boxes as one batch; balls must be of one norm and radius."""
+    first = boxes[0]
+    if len(boxes) == 1:
+        return first
+    lower, upper = (torch.cat(corner) for corner in zip(*(b.corners for b in boxes), strict=True))
+    if not any(isinstance(box, BallBox) for box in boxes):
+        return Box(lower, upper)
+    balls = [box for box in boxes if isinstance(box, BallBox)]
+    if len({(ball.eps, ball.norm) for ball in balls}) > 1 or len(balls) < len(boxes):
+        raise ValueError("balls of different norms or radii are no batch")
+    return BallBox(lower, upper, torch.cat([b.point for b in balls]), balls[0].eps, balls[0].norm)
 
 
 class BallBox(Box):

@@ -11,17 +11,32 @@ An operation of torch cannot be interrupted: parts are small enough to see a dea
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 
+from tightrope.errors import UserError
 from tightrope.limits import MEMORY_BYTES
 
 # Parts of the budget that several computations, and what they hold for later, can take at a time.
 PARTS = 4
 # Multiply-adds between two looks at the clock: a fraction of a second on one core.
 STEP = 1 << 30
+# What a command can do about a GPU that is too small for it.
+TRAINING_ADVICE = (
+    "train over with a larger accumulate (the same gradients in less memory) or a smaller "
+    "batch_size, or continue with --resume on another --device"
+)
+PROVING_ADVICE = (
+    f"set {MEMORY_BYTES.variable} to less, run fewer jobs on it, or give --device cpu; what is "
+    "decided is saved"
+)
+# Seconds until what is free is looked up again.
+AGAIN = 0.5
 # Where nothing is known of the machine.
 ASSUMED = 1 << 32
 
@@ -37,12 +52,28 @@ def memory_budget(device: torch.device | None = None) -> int:
         # What PyTorch keeps for later is free for us.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return (free + kept) // 2
-    return free_memory() // 2
+    return _free_in(int(time.monotonic() / AGAIN), free_memory) // 2
+
+
+@lru_cache(maxsize=1)
+def _free_in(moment: int, look: Callable[[], int]) -> int:
+    """Return what is free in a moment; looking takes as long as the bounds of a small layer."""
+    return look()
 
 
 def fitting(most: int, device: torch.device | None = None) -> int:
     """Return how many bytes one part may take: `most`, or less where the budget is small."""
     return max(1, min(most, memory_budget(device) // PARTS))
+
+
+@contextmanager
+def explaining_memory(advice: str) -> Iterator[None]:
+    """Say what to change where a GPU has too little memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = str(error).splitlines()[0].split(". ")[0]
+        raise UserError(f"the device has too little memory ({said}); {advice}") from error
 
 
 def rows_at_once(memory: int, row_bytes: int, row_work: float = 0.0) -> int:

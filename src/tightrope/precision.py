@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 
@@ -20,16 +22,91 @@ ROUNDING = torch.finfo(torch.float64).eps
 SHARE = 1 << 16  # numbers that torch leaves to one thread, at most
 
 
+# Of what the numbers of float32 products may be, by the names that a user knows.
+FULL, TF32, BF16 = "full", "tf32", "bf16"
+SEARCH = (FULL, TF32, BF16)
+
+_search: ContextVar[str] = ContextVar("search", default=FULL)
+
+
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Switch TF32 off for matrix products and convolutions, and restore the setting after."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    """Compute products of float32 in float32, on all devices, and restore the settings after.
+
+    TF32 and bfloat16 can be chosen by either of PyTorch's two interfaces; to mix them is an error
+    that it finds when the older one is read.
+    """
+    with _products("ieee"):
+        yield
+
+
+@contextmanager
+def _products(kind: str) -> Iterator[None]:
+    """Set the precision of all products through both interfaces, and restore both."""
+    before = [switch.fp32_precision for switch in _switches()]
+    older = _older_settings()
+    if older is not None:
+        _set_older("highest" if kind == "ieee" else "high", kind != "ieee")
+    for switch in _switches():
+        switch.fp32_precision = kind
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+        if older is not None:
+            _set_older(*older)
+        for switch, value in zip(_switches(), before, strict=True):
+            switch.fp32_precision = value
+
+
+def _switches() -> list[Any]:
+    """Return what has a precision of its own; older versions of PyTorch have no such settings."""
+    backends = torch.backends
+    found: list[Any] = [backends.cuda.matmul]
+    for library in (backends.cudnn, backends.mkldnn):
+        found += [getattr(library, name, None) for name in ("conv", "rnn", "matmul")]
+    return [switch for switch in found if hasattr(switch, "fp32_precision")]
+
+
+def _older_settings() -> tuple[str, bool] | None:
+    """Return the settings of the older interface; None where the newer one was used."""
+    try:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return None
+
+
+def _set_older(matmul: str, cudnn: bool) -> None:
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = cudnn
+
+
+@contextmanager
+def searching(precision: str) -> Iterator[None]:
+    """Let attacks in this block search in a precision of `SEARCH`; nothing else is changed.
+
+    What they find is evaluated by others, in full precision.
+    """
+    token = _search.set(precision)
+    try:
+        yield
+    finally:
+        _search.reset(token)
+
+
+def search_type(points: torch.Tensor) -> torch.dtype:
+    """Return the type in which an attack evaluates points."""
+    short = _search.get() == BF16 and points.dtype == torch.float32
+    return torch.bfloat16 if short else points.dtype
+
+
+@contextmanager
+def search_precision() -> Iterator[None]:
+    """Compute as a search may, for nothing but a search."""
+    if _search.get() != TF32:
+        yield
+        return
+    with _products("tf32"):
+        yield
 
 
 @contextmanager

@@ -33,9 +33,10 @@ class Moment:
     `event` is "change" (of a file in `folder`), "record" (received from a worker) or "import" and
     the name of a module; the signal is sent just before the `count`-th of them, or `calls` calls
     of Python functions later. The process that counts is the one whose command line contains
-    `where`. It signals to "self", to the `parent` ("parent"), to its process group ("group") or to
-    one "worker" of its own, and then waits for its end if `wait` is set. Just before, the children
-    of the parent, or its own, are noted in a file.
+    `where`. It signals to "self", to the `parent` ("parent"), to its process group ("group"), to
+    one "worker" of its own or to a "sibling" (another child of whoever started it), and then waits
+    for its end if `wait` is set. Just before, the children of the parent, or its own, are noted in
+    a file.
     """
 
     event: str
@@ -118,6 +119,8 @@ def _receiver(moment: Moment) -> int:
         from multiprocessing import active_children
 
         return min(process.pid for process in active_children() if process.pid is not None)
+    if moment.to == "sibling":
+        return min(children(os.getppid()).keys() - {os.getpid()})
     return moment.parent if moment.to == "parent" else os.getpid()
 
 

@@ -45,6 +45,24 @@ def test_more_samples(commands: Commands, run: Path) -> None:
     assert summary["samples"] == 30 and summary["complete"]
 
 
+def test_another_norm(commands: Commands, run: Path) -> None:
+    options = ("--samples", "10", *QUICK, "--norm", "l2")
+    for command in ("certify", "attack"):
+        assert_refused(commands.run(command, run, *options), "eps is missing")
+    outcome = commands.run("certify", run, *options, "--eps", "0.1,1.5")
+    assert (outcome.code, outcome.err) == (0, "") and "(l2)" in outcome.out
+    assert json.loads((run / "certification.json").read_text())["settings"]["norm"] == "l2"
+    refused = commands.run("certify", run, "--samples", "10", *QUICK, "--eps", "0.1")
+    assert_refused(refused, "other settings (norm)")
+    attacked = commands.run("attack", run, *options, "--eps", "1.5", "--json").json
+    assert attacked["settings"]["norm"] == "l2"
+    curve = json.loads((run / "certification.json").read_text())["curve"]
+    assert attacked["adversarial"] >= curve[1]["certified"]
+    assert commands.run("report", run).code == 0
+    text = (run / "report.html").read_text()
+    assert "By radius (l2)" in text and "1.5 (l2)" in text
+
+
 @pytest.fixture
 def brought(tmp_path: Path) -> Path:
     """A folder with a network that was trained elsewhere, and samples."""

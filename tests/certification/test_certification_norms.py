@@ -313,9 +313,9 @@ def test_the_largest_radius_in_a_norm(norm: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"norm": 3}, "norm must be 1, 2 or inf, got 3"),
-        ({"norm": "two"}, "norm must be 1, 2 or inf"),
-        ({"norm": None}, "norm must be 1, 2 or inf"),
+        ({"norm": 3}, "norm must be linf, l2 or l1 .*, got 3"),
+        ({"norm": "two"}, "norm must be linf, l2 or l1"),
+        ({"norm": None}, "norm must be linf, l2 or l1"),
         ({"norm": 2, "eps": torch.rand(6)}, "radii by feature go with norm=inf"),
         ({"norm": 2, "eps": 0}, "eps must be a positive number"),
     ],

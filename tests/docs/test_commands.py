@@ -28,13 +28,15 @@ def commands(page: str) -> list[list[str]]:
 
 
 ALL = [(page, words) for page in PAGES for words in commands(page)]
-OWN = [words for _, words in ALL if words[0] == "tightrope"]
+SHARED = [words[words.index("tightrope") :] for _, words in ALL if words[0] == "torchrun"]
+OWN = [words for _, words in ALL if words[0] == "tightrope"] + SHARED
 SCRIPTS = [words for _, words in ALL if words[0] in ("python", "sh")]
 
 
 def test_there_are_commands() -> None:
     assert len(OWN) > 20 and len(SCRIPTS) > 5
-    known = {"tightrope", "python", "sh", "pip", "make", "cp", "mkdir", "sbatch"}
+    assert all(words[1] == "train" for words in SHARED) and len(SHARED) == 3
+    known = {"tightrope", "python", "sh", "pip", "make", "cp", "mkdir", "sbatch", "torchrun"}
     assert {words[0] for _, words in ALL} <= known
 
 

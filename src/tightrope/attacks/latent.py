@@ -13,12 +13,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from tightrope.attacks import launched
 from tightrope.attacks.goals import CrossEntropy, Targeted
 from tightrope.attacks.kernels.chain_attack import attack_chain
-from tightrope.attacks.kernels.chains import FOLLOWED, chain
+from tightrope.attacks.kernels.chains import FOLLOWED, Chain, chain
 from tightrope.attacks.pgd import NetworkLandscape, Search, Steps, climb, pgd
 from tightrope.attacks.points import for_points
 from tightrope.box import Box, spread
+from tightrope.budget import memory_budget
+from tightrope.devices import launches
 from tightrope.graph import Graph
 
 # Larger pieces than this many bytes are no faster on common processors.
@@ -72,6 +75,7 @@ def attack_margins(
     `memory` is the number of bytes to use besides the points themselves, by default what suits
     the processor; it does not change the result. On a CPU, networks of affine layers and ReLUs
     are reduced to what changes (`chain_attack`): less work for the same result, unless `plain`.
+    Elsewhere they are attacked by few launches (`launched`).
     """
     box, classifier = box.detach(), classifier.detach()
     start = None if start is None else start.detach()
@@ -79,8 +83,9 @@ def attack_margins(
     count = targets.shape[1]
     if memory is None:
         memory = _suitable_memory(box.lower.device)
-    fast = not plain and box.lower.device.type == "cpu" and box.lower.dtype in FOLLOWED
-    followed = chain(classifier) if fast else None
+    followed = chain(classifier) if not plain and box.lower.dtype in FOLLOWED else None
+    if followed is not None and launches(box.lower):
+        return _launched(followed, box, labels, targets, steps, restarts, start, memory)
     if followed is not None and followed.worthwhile:
         return attack_chain(
             followed,
@@ -107,6 +112,30 @@ def attack_margins(
             landscape = NetworkLandscape(network, goal)
             climb(landscape, boxes, fresh[piece].flatten(0, 1).clone(), steps, search)
     return points
+
+
+def _launched(
+    followed: Chain,
+    box: Box,
+    labels: Tensor,
+    targets: Tensor,
+    steps: Steps,
+    restarts: int,
+    start: Tensor | None,
+    memory: int,
+) -> Tensor:
+    """Attack by few launches, in pieces that fit into memory."""
+    count = targets.shape[1]
+    first = box.sample(count) if start is None else _inside(box, start)
+    # Drawn for the whole batch, so that the pieces have no influence on the points.
+    starts = [first, *(box.sample(count) for _ in range(restarts - 1))]
+    found = [
+        launched.attack_chain(
+            followed, box[p], labels[p], targets[p], [t[p] for t in starts], steps
+        )
+        for p in _pieces(followed.classifier, first, memory)
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _inside(box: Box, start: Tensor) -> Tensor:
@@ -137,6 +166,4 @@ def _pieces(classifier: Graph, points: Tensor, memory: int) -> Iterator[slice]:
 
 
 def _suitable_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // 2
-    return MEMORY
+    return memory_budget(device) if device.type == "cuda" else MEMORY

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from tightrope.attacks.goals import Goal
 from tightrope.box import Box, flat
+from tightrope.devices import launches
+from tightrope.precision import search_precision
 
 Network = Callable[[Tensor], Tensor]
 
 WIDTH = 2.0  # of a box, in half-widths
+EVERY = 5  # steps between two looks at who still moves, where looking is a wait
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,10 @@ class Steps:
 
 
 class View(NamedTuple):
-    """What a landscape shows at some points: scores, which goals are reached, the gradient."""
+    """What a landscape shows at some points: scores, the goals reached (if asked), the gradient."""
 
     scores: Tensor
-    reached: Tensor
+    reached: Tensor | None
     gradient: Tensor | None
 
 
@@ -80,7 +83,7 @@ def pgd(
     """
     box = box.detach()
     first = box.project(starts[0].detach()) if starts else box.sample()
-    landscape = NetworkLandscape(network, goal)
+    landscape = NetworkLandscape(network, goal, stop)
     if keep == "last":
         if restarts != 1 or stop:
             raise ValueError('keep="last" goes with one restart and without stop')
@@ -119,8 +122,11 @@ class Search:
 
     def record(self, points: Tensor, view: View) -> Tensor | None:
         """Take note of `points`; return the positions that go on, or None if all do."""
+        if launches(points) and not self.stop:
+            self._choose(points, view.scores)
+            return None
         better = view.scores > self.score[self.alive]
-        if self.stop:
+        if view.reached is not None and self.stop:
             better |= view.reached  # a broken sample keeps the point that broke it
         if len(self.alive) == len(self.best) and better.all():
             self.best.copy_(points)
@@ -129,16 +135,30 @@ class Search:
             rows = self.alive[better]
             self.best[rows] = points[better]
             self.score[rows] = view.scores[better]
-        return self._leave(~view.reached) if self.stop else None
+        return None if view.reached is None or not self.stop else self._leave(~view.reached)
+
+    def _choose(self, points: Tensor, scores: Tensor) -> None:
+        """Keep the better points without asking which they are."""
+        everything = len(self.alive) == len(self.best)
+        best = self.best if everything else self.best[self.alive]
+        before = self.score if everything else self.score[self.alive]
+        better = (scores > before).view(-1, *(1 for _ in points.shape[1:]))
+        torch.where(better, points, best, out=best)
+        torch.fmax(before, scores, out=before)
+        if not everything:
+            self.best.index_copy_(0, self.alive, best)
+            self.score.index_copy_(0, self.alive, before)
 
     def moving(self, points: Tensor, moved: Tensor) -> Tensor | None:
         """Return the positions whose step leads elsewhere, or None if all do."""
         return self._leave(flat(moved != points).any(1))
 
     def _leave(self, staying: Tensor) -> Tensor | None:
-        if staying.all():
+        if not launches(staying) and staying.all():
             return None
         going = staying.nonzero()[:, 0]
+        if len(going) == len(staying):
+            return None
         self.alive = self.alive[going]
         return going
 
@@ -148,7 +168,8 @@ def climb(
 ) -> Tensor:
     """Take all steps from `points`, telling `search` of every point visited."""
     way = 0.0
-    for size in steps.sizes():
+    every = EVERY if launches(points) else 1
+    for number, size in enumerate(steps.sizes(), start=1):
         view = landscape.look(points)
         assert view.gradient is not None
         gradient = view.gradient
@@ -159,7 +180,7 @@ def climb(
         moved = box.step(points, gradient, size)
         way += size
         # Before they can have crossed the box, hardly any points are at rest.
-        looks = search is not None and search.settle and way >= WIDTH
+        looks = search is not None and search.settle and way >= WIDTH and number % every == 0
         going = search.moving(points, moved) if search and looks else None
         if going is not None:
             moved, box, landscape = moved[going], box[going], landscape.select(going)
@@ -177,18 +198,20 @@ class NetworkLandscape:
 
     network: Network
     goal: Goal
+    tells: bool = False  # whether the goal is reached
 
     def look(self, points: Tensor, *, gradient: bool = True) -> View:
         """Evaluate the points."""
         slope = None
-        with torch.set_grad_enabled(gradient):
+        with torch.set_grad_enabled(gradient), search_precision():
             points = points.detach().requires_grad_(gradient)
             logits = self.network(points)
             scores = self.goal(logits)
             if gradient:
                 (slope,) = torch.autograd.grad(scores.sum(), points)
-        return View(scores.detach(), self.goal.reached(logits.detach()), slope)
+        reached = self.goal.reached(logits.detach()) if self.tells else None
+        return View(scores.detach(), reached, slope)
 
     def select(self, index: Tensor) -> NetworkLandscape:
         """Return the landscape of some of the samples."""
-        return NetworkLandscape(self.network, self.goal.select(index))
+        return NetworkLandscape(self.network, self.goal.select(index), self.tells)

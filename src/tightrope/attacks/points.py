@@ -23,6 +23,7 @@ from tightrope.graph import Graph, evaluate, ops
 from tightrope.graph.dense import convolution_matrix, multiply, pays
 from tightrope.graph.graph import Rules
 from tightrope.graph.windows import sharing
+from tightrope.precision import search_type
 
 # Above this many input channels the library's own backward pass is the faster one.
 FEW_CHANNELS = 4
@@ -34,8 +35,17 @@ def for_points(graph: Graph) -> Network:
     graph, rules = prepare(graph)
     last = len(graph.nodes) - 1
 
+    @cache
+    def shortened(kind: torch.dtype) -> tuple[Graph, Rules]:
+        return prepare(graph.to(kind))
+
     def network(points: Tensor) -> Tensor:
         check_time()
+        kind = search_type(points)
+        if kind != points.dtype:
+            short, others = shortened(kind)
+            found: Tensor = short.propagate(others, points.to(kind))[last]
+            return found.to(points.dtype)
         if small is not None and small.suits(points):
             return small(points)
         output: Tensor = graph.propagate(rules, points)[last]
@@ -49,7 +59,7 @@ def prepare(graph: Graph) -> tuple[Graph, Rules]:
 
     Values flattened before a linear layer have their channels last; other values are the same.
     """
-    graph, flattened = _flatten_in_memory_order(graph.detach())
+    graph, flattened = flatten_in_memory_order(graph.detach())
     kernels = {
         node.op: _backward_kernel(node.op)
         for node in graph.nodes
@@ -77,7 +87,7 @@ def prepare(graph: Graph) -> tuple[Graph, Rules]:
     return graph, {**evaluate.RULES, ops.Conv2d: convolve, ops.Reshape: reshape}
 
 
-def _flatten_in_memory_order(graph: Graph) -> tuple[Graph, set[ops.Op]]:
+def flatten_in_memory_order(graph: Graph) -> tuple[Graph, set[ops.Op]]:
     """Let flattened images keep their channels last, and reorder the layer behind to suit.
 
     Convolutions leave channels last in memory; to flatten them first would copy every image,

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
+from tightrope.budget import PROVING_ADVICE, explaining_memory
 from tightrope.certification.problem import OpenProblem, robustness
-from tightrope.certification.properties import Ball
+from tightrope.certification.properties import PIXELS, Ball, norm_setting, parse_norm, radius_limit
+from tightrope.certification.sources import check_own_radius
 from tightrope.certification.stages import StageSettings, attack_stage
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
+from tightrope.devices import forked_random
 from tightrope.files import write_json
 from tightrope.precision import full_precision
 from tightrope.radius import Radius, format_radius
@@ -40,6 +43,7 @@ def attack(
     run: Run | str | Path,
     *,
     eps: Radius | None = None,
+    norm: float | str = "linf",
     samples: int | None = None,
     start: int = 0,
     steps: int = 200,
@@ -51,16 +55,21 @@ def attack(
 ) -> AttackResult:
     """Attack test samples of a run by PGD and write `attack.json`.
 
-    A sample counts as broken only if the original network misclassifies a point of the exact
-    ball. A run that another command is working on is an error unless `wait` queues for it.
-    `progress(done, total)` is called after each batch.
+    The radius `eps` is one of `norm`: linf, l2 or l1. A sample counts as broken only if the
+    original network misclassifies a point of the exact ball. A run that another command is working
+    on is an error unless `wait` queues for it. `progress(done, total)` is called after each batch.
     """
     run = open_run(run)
     check_attack(steps, restarts, seed)
+    number = parse_norm(norm)
+    check_own_radius(eps, number)
     run.check()
     with run.lock("attack", wait):
-        examination = examine(run, eps, samples, start, device)
-        result = _attack(run, examination, steps, restarts, seed, progress)
+        largest = radius_limit(PIXELS, number)
+        examination = examine(run, eps, samples, start, device, largest)
+        stage = StageSettings(steps, restarts)
+        with explaining_memory(PROVING_ADVICE):
+            result = _attack(run, examination, number, stage, seed, progress)
         write_json(run.attack, asdict(result))
     return result
 
@@ -68,23 +77,22 @@ def attack(
 def _attack(
     run: Run,
     examination: Examination,
-    steps: int,
-    restarts: int,
+    norm: float,
+    settings: StageSettings,
     seed: int,
     progress: Callable[[int, int], None],
 ) -> AttackResult:
     subject = Subject.of(examination.module, examination.input_shape)
-    settings = StageSettings(steps, restarts)
     total, natural, adversarial = len(examination.indices), 0, 0
     started = time.perf_counter()
-    with torch.random.fork_rng(), full_precision():
+    with forked_random(examination.device), full_precision():
         for first in range(0, total, BATCH):
             indices, x, labels = examination.batch(first, first + BATCH)
             torch.manual_seed(batch_seed(seed, int(indices[0])))
             right = (subject.predict(x) == labels).nonzero()[:, 0]
             natural += len(right)
             if len(right):
-                ball = Ball(x[right], examination.eps)
+                ball = Ball(x[right], examination.eps, norm=norm)
                 problems = [OpenProblem(p) for p in robustness(subject, ball, labels[right])]
                 answers = attack_stage(subject, problems, settings, Deadline())
                 adversarial += sum(a.counterexample is None for a in answers)
@@ -97,9 +105,10 @@ def _attack(
         {
             "eps": format_radius(examination.eps),
             "start": int(examination.indices[0]),
-            "steps": steps,
-            "restarts": restarts,
+            "steps": settings.steps,
+            "restarts": settings.restarts,
             "seed": seed,
+            **norm_setting(norm),
             **run.fingerprints(),
         },
     )

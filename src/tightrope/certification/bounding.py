@@ -42,7 +42,7 @@ def bounds(
 
     `x` is a batch of inputs with a radius `eps` (or a tensor with one for each feature), or a `Box`
     of any corners. The ball is cut off at `domain`, the range of values that inputs can have at all
-    (None: no cut), where `x` must lie; its `norm` is inf, 2 or 1 (ibp and zonotope bound the box
+    (None: no cut), where `x` must lie; its `norm` is linf, l2 or l1 (ibp and zonotope bound the box
     around such a ball). `network` is a module, a graph or the path of an ONNX file.
     `method` is one of ibp, zonotope, crown-ibp, crown and alpha, from loose and fast to tight.
     `node` is a layer's name in the module; its last operation is bounded. The bounds are float64

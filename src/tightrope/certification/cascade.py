@@ -22,6 +22,7 @@ from tightrope.certification.properties import PIXELS, Ball, Domain
 from tightrope.certification.stages import STAGES, Stage, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
+from tightrope.devices import forked_random
 from tightrope.precision import provable
 from tightrope.runs.examination import batch_seed
 from tightrope.runs.journal import Record
@@ -154,7 +155,7 @@ def solve(
     subject = subject.for_rows(problem.unsafe.matrix, problem.unsafe.offset)
     chosen = {name: STAGES[name] for name in stages}
     alone = replace(problem, label=None)  # every group of rows is attacked, not the worst one alone
-    with torch.random.fork_rng(), provable():
+    with forked_random(subject.device), provable():
         torch.manual_seed(seed)
         ((_, answer),) = walk(subject, [OpenProblem(alone, timeout)], chosen, settings)
     return answer
@@ -162,13 +163,14 @@ def solve(
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a test set to be decided together: indices, inputs, labels and the radius."""
+    """Samples of a test set to be decided together: indices, inputs, labels and the balls."""
 
     indices: Tensor
     x: Tensor
     labels: Tensor
     eps: Fraction
     domain: Domain = PIXELS
+    norm: float = math.inf
 
 
 def decide(
@@ -189,7 +191,7 @@ def decide(
     what is computed for the batch as a whole, and are left out of the long stages. Between those,
     `spare` may take samples out that wait for them; it gets the indices of all positions.
     """
-    with torch.random.fork_rng(), provable():
+    with forked_random(subject.device), provable():
         torch.manual_seed(batch_seed(seed, int(samples.indices[0])))
         started = time.perf_counter()
         predictions = _predict(subject, samples)
@@ -213,7 +215,7 @@ def open_problems(
     subject: Subject, samples: Samples, chosen: Tensor, seconds: float
 ) -> list[OpenProblem]:
     """Return the problems of some samples of a batch, that nothing is known of yet."""
-    ball = Ball(samples.x[chosen], samples.eps, samples.domain)
+    ball = Ball(samples.x[chosen], samples.eps, samples.domain, samples.norm)
     found = robustness(subject, ball, samples.labels[chosen])
     return [OpenProblem(problem, seconds) for problem in found]
 

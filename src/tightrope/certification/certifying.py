@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import CHOICES, check_choices, check_timeout
-from tightrope.certification.properties import PIXELS, Domain
+from tightrope.certification.properties import PIXELS, Domain, parse_norm
 from tightrope.certification.session import Progress, Session
 from tightrope.certification.sources import Wanted, opened
 from tightrope.certification.stages import STAGES
@@ -35,6 +35,7 @@ def certify(
     samples: int | None = None,
     start: int = 0,
     domain: Domain = PIXELS,
+    norm: float | str = "linf",
     stages: Sequence[str] = DEFAULT_STAGES,
     timeout: float = 60.0,
     steps: int = 200,
@@ -59,11 +60,12 @@ def certify(
     (x, y) or an .npz file of `x_test` and `y_test`. The files then go to the folder `out`; without
     it nothing is written. `domain` is the range of values that its inputs can have.
 
-    `eps` may be several radii: the `curve` of the result has the accuracies of each. What was
-    interrupted continues; more samples and other radii add to it. Other settings, another
-    network or other samples are an error unless `force` discards what is there. `timeout` is how
-    many seconds one sample may take; `steps` and `restarts` belong to the attack; `split`,
-    `branching` and `cuts` to the search. A run in use is an error unless `wait` queues for it.
+    The radius is one of `norm`: linf, l2 or l1; a folder is about one of them. `eps` may be several
+    radii: the `curve` of the result has the accuracies of each. What was interrupted continues;
+    more samples and other radii add to it. Other settings, another network or other samples are an
+    error unless `force` discards what is there. `timeout` is how many seconds one sample may take;
+    `steps` and `restarts` belong to the attack; `split`, `branching` and `cuts` to the search. A
+    run in use is an error unless `wait` queues for it.
 
     `jobs` processes share the samples, or a Ray cluster (`engine="ray"`): that at `address`, or of
     this machine alone, by `jobs` workers or all that there is room for, each with `gpus_per_task`
@@ -77,7 +79,7 @@ def certify(
     if part is not None and engine == "ray":
         raise UserError("a shard is for machines without Ray: give either shard or engine ray")
     cluster = choose_engine(engine, address, gpus_per_task, jobs)
-    wanted = Wanted(eps, samples, start, device, part)
+    wanted = Wanted(eps, samples, start, device, parse_norm(norm), part)
     with opened(run, data, out, domain, wanted, wait) as (source, lock):
         session = Session(source, settings | source.settings, force, progress)
         return session.decide_all(jobs, lock, cluster)

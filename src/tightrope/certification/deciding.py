@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from tightrope.certification.search.sharing import Sharing, sharing
 from tightrope.certification.stages import STAGES, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.certification.work_items import Batch, Left, Part, Partial, Point, Portion, Rest
+from tightrope.devices import forked_random
 from tightrope.files import write_bytes
 from tightrope.graph import Graph
 from tightrope.nets.onnx.importing import read_onnx
@@ -55,8 +57,9 @@ Network = nn.Module | Graph | Path | OnnxContent
 class Task:
     """What a process must know to decide batches of a run.
 
-    The folder's `own` radius is not named by its records; inputs have the values of `domain`.
-    Without a `run`, the process writes no files, and sends what is to be written.
+    The folder's `own` radius is not named by its records; inputs have the values of `domain`, and
+    the radius is one of `norm`. Without a `run`, the process writes no files, and sends what is to
+    be written.
     """
 
     run: Run | None
@@ -67,6 +70,7 @@ class Task:
     device: torch.device
     own: bool = True
     domain: Domain = PIXELS
+    norm: float = math.inf
 
     def point(self, run: Run, index: int) -> Path:
         """Return where in a run folder the counterexample to a sample belongs."""
@@ -116,8 +120,9 @@ class Decider:
     def samples(self, batch: Batch) -> Samples:
         """Return samples as tensors."""
         indices, x, labels = map(torch.from_numpy, (batch.indices, batch.x, batch.labels))
-        device = self.task.device
-        return Samples(indices, x.to(device), labels.to(device), self.task.eps, self.task.domain)
+        task, device = self.task, self.task.device
+        balls = (task.eps, task.domain, task.norm)
+        return Samples(indices, x.to(device), labels.to(device), *balls)
 
 
 class _Work:
@@ -157,7 +162,7 @@ class _Work:
         place = {int(index): i for i, index in enumerate(rest.samples.indices)}
         chosen = torch.tensor([place[left.index] for left in rest.left])
         settings = self.decider.settings
-        with torch.random.fork_rng(), provable():
+        with forked_random(subject.device), provable():
             problems = open_problems(subject, samples, chosen, settings.timeout)
             pairs = zip(rest.left, problems, strict=True)
             waiting = [left.restored(i, opened) for i, (left, opened) in enumerate(pairs)]
@@ -175,7 +180,7 @@ class _Work:
     def _part(self, part: Part) -> Iterator[Record]:
         subject, began = self.decider.subject, time.perf_counter()
         samples = self.decider.samples(part.sample)
-        with torch.random.fork_rng(), provable():
+        with forked_random(subject.device), provable():
             (opened,) = open_problems(subject, samples, torch.tensor([0]), part.seconds)
             search = part.search
             search.refute = opened.problem.refuter(subject)

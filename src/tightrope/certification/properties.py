@@ -29,6 +29,7 @@ GOAL_ENTRIES = 1 << 24  # of the goals that are attacked together
 # The values that an input can have at all; None: any.
 Domain = tuple[float, float] | None
 PIXELS = (0.0, 1.0)
+NORMS = {"linf": math.inf, "l2": 2.0, "l1": 1.0}
 
 
 def parse_domain(domain: Domain) -> Domain:
@@ -45,14 +46,27 @@ def parse_domain(domain: Domain) -> Domain:
 
 
 def parse_norm(norm: float | str) -> float:
-    """Return 1, 2 or infinity."""
+    """Return 1, 2 or infinity, also of their names: l1, l2, linf."""
     try:
-        number = float(norm)
+        number = NORMS[norm] if isinstance(norm, str) and norm in NORMS else float(norm)
     except (TypeError, ValueError):
         number = math.nan
-    if number not in (1, 2, math.inf):
-        raise UserError(f"norm must be 1, 2 or inf, got {shorten(norm)}")
+    if number not in NORMS.values():
+        raise UserError(f"norm must be linf, l2 or l1 (inf, 2 or 1), got {shorten(norm)}")
     return number
+
+
+def norm_setting(norm: float) -> dict[str, str]:
+    """Return what a folder notes of a norm: its name, nothing of the usual one."""
+    return {} if norm == math.inf else {"norm": f"l{int(norm)}"}
+
+
+def radius_limit(domain: Domain, norm: float) -> int | None:
+    """Return the largest radius that makes sense: more than 1 if pixels do not bound it.
+
+    In the other norms the changes of many pixels add up.
+    """
+    return 1 if domain == PIXELS and norm == math.inf else None
 
 
 def parse_ball(
@@ -79,9 +93,7 @@ def parse_ball(
 def _radius(x: Tensor, eps: Radius | Tensor, domain: Domain, norm: float) -> Fraction | Tensor:
     """Return the radius, or one for each feature, whose floats are taken as they are."""
     if not isinstance(eps, Tensor):
-        # A radius above 1 makes sense only where inputs are not pixels, or many of them add up.
-        plain = domain == PIXELS and norm == math.inf
-        return parse_radius(eps, largest=1 if plain else None)
+        return parse_radius(eps, largest=radius_limit(domain, norm))
     radii = check_tensor(eps, "eps").double().to(x.device)
     if radii.dim() and radii.shape not in (x.shape[1:], x.shape):
         raise UserError(

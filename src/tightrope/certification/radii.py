@@ -13,7 +13,12 @@ from tightrope.answer import Answer, Verdict
 from tightrope.certification.arguments import Network, check_network
 from tightrope.certification.cascade import solve
 from tightrope.certification.problem import Choices, check_choices, check_timeout
-from tightrope.certification.properties import PIXELS, Domain, parse_norm
+from tightrope.certification.properties import (
+    PIXELS,
+    Domain,
+    parse_norm,
+    radius_limit,
+)
 from tightrope.certification.questions import Question, check_question
 from tightrope.certification.regions import Region, around, distance
 from tightrope.certification.specs import Spec
@@ -88,8 +93,7 @@ def largest_radius(
     if not 0 < tolerance < 1:
         raise UserError(f"tolerance must lie between 0 and 1, got {shorten(tolerance)}")
     number = parse_norm(norm)
-    plain = domain == PIXELS and number == math.inf
-    most = parse_radius(largest, "largest", largest=1 if plain else None)
+    most = parse_radius(largest, "largest", largest=radius_limit(domain, number))
     choices = check_choices(split, branching, cuts)
     deadline = Deadline.after(timeout)
     question = check_question(x, most, None, label, spec)

@@ -53,7 +53,8 @@ def _check_settings(run: Run, settings: dict[str, Any], before: dict[str, Any]) 
             f"{', '.join(network)}); restore it, or start over with --force"
         )
     missing = [name for name in FINGERPRINTS if before.get(name) is None]
-    named = [*settings, *(name for name in (*asdict(CHOICES), "domain") if name not in settings)]
+    usual = (*asdict(CHOICES), "domain", "norm")  # not named where they are the usual ones
+    named = [*settings, *(name for name in usual if name not in settings)]
     changed = [n for n in named if before.get(n) != settings.get(n) and n not in missing]
     changed = [name for name in changed if name not in FREE]
     if changed:

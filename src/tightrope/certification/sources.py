@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from tightrope.certification.arguments import check_network, precision
 from tightrope.certification.deciding import OnnxContent, open_subject
-from tightrope.certification.properties import PIXELS, Ball, Domain, parse_domain
+from tightrope.certification.properties import (
+    PIXELS,
+    Ball,
+    Domain,
+    norm_setting,
+    parse_domain,
+    radius_limit,
+)
 from tightrope.data import Dataset, read_test_samples, samples_of_pair
 from tightrope.devices import pick_device
 from tightrope.errors import UserError
@@ -42,18 +49,19 @@ SUFFIXES = (".onnx", ".onnx.gz")
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which samples are asked for, at which radii, computed where."""
+    """Which samples are asked for, at which radii of which norm, computed where."""
 
     eps: Radius | Sequence[Radius] | None
     samples: int | None
     start: int
     device: str | None
+    norm: float = math.inf
     shard: Shard | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A network, test samples and radii; the files go to the folder of `run`.
+    """A network, test samples and radii of a norm; the files go to the folder of `run`.
 
     `own` is the radius that a folder gets if it has none yet. `settings` tell which network it is.
     """
@@ -68,6 +76,7 @@ class Source:
     device: torch.device
     dtype: torch.dtype = torch.float32
     domain: Domain = PIXELS
+    norm: float = math.inf
     settings: dict[str, Any] = field(default_factory=dict)
     shard: Shard | None = None
 
@@ -131,8 +140,9 @@ def opened(
 def _trained(run: Run, wanted: Wanted) -> Source:
     """Return the network of a run and its test samples."""
     usual = run.settings().eps
-    radii = [usual] if wanted.eps is None else parse_radii(wanted.eps)
-    found = examine(run, radii[0], wanted.samples, wanted.start, wanted.device)
+    radii = [usual] if wanted.eps is None else _radii(wanted, PIXELS)
+    check_own_radius(wanted.eps, wanted.norm)
+    found = examine(run, radii[0], wanted.samples, wanted.start, wanted.device, None)
     return Source(
         run,
         found.module,
@@ -142,7 +152,8 @@ def _trained(run: Run, wanted: Wanted) -> Source:
         radii,
         usual if usual in radii else radii[0],
         found.device,
-        settings=run.fingerprints(),
+        norm=wanted.norm,
+        settings={**run.fingerprints(), **norm_setting(wanted.norm)},
         shard=wanted.shard,
     )
 
@@ -159,8 +170,7 @@ def _check_folder(run: Run) -> None:
 def _brought(run: Run, given: Any, data: Any, domain: Domain, wanted: Wanted) -> Source:
     """Return a network that a user brings, and samples, after a look at both."""
     network, domain = check_network(given), parse_domain(domain)
-    assert wanted.eps is not None
-    radii = parse_radii(wanted.eps, largest=1 if domain == PIXELS else None)
+    radii = _radii(wanted, domain)
     device = proving_device(pick_device(wanted.device or "auto"))
     shape = None if isinstance(network, nn.Module) else network_graph(network).input_shape
     pixels = domain == PIXELS
@@ -179,7 +189,7 @@ def _brought(run: Run, given: Any, data: Any, domain: Domain, wanted: Wanted) ->
     inputs = samples.test_inputs(indices)
     _check_values(inputs, dtype, domain)
     if isinstance(network, OnnxNetwork):
-        some = Ball(inputs.to(dtype), radii[0], domain).outer()
+        some = Ball(inputs.to(dtype), radii[0], domain, wanted.norm).outer()
         chosen = evenly(range(len(indices)), CHECKED_BALLS)
         network.check([some[i : i + 1] for i in chosen])
     task = network.to(device) if isinstance(network, Graph) else network
@@ -194,14 +204,27 @@ def _brought(run: Run, given: Any, data: Any, domain: Domain, wanted: Wanted) ->
         device,
         dtype,
         domain,
+        wanted.norm,
         {
             **_names(given, data),
             "shape": list(samples.input_shape),
             **({} if pixels else {"domain": "none" if domain is None else list(domain)}),
+            **norm_setting(wanted.norm),
             **_fingerprints(given, graph),
         },
         wanted.shard,
     )
+
+
+def _radii(wanted: Wanted, domain: Domain) -> list[Fraction]:
+    assert wanted.eps is not None
+    return parse_radii(wanted.eps, largest=radius_limit(domain, wanted.norm))
+
+
+def check_own_radius(eps: object, norm: float) -> None:
+    """Refuse to take the radius that a run was trained for as one of another norm."""
+    if eps is None and norm != math.inf:
+        raise UserError("eps is missing: the run's own radius is one of the linf norm")
 
 
 def network_graph(network: Graph | OnnxNetwork) -> Graph:

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided
 from tightrope.attacks import strong_attack
-from tightrope.box import BallBox, Box
+from tightrope.box import BallBox, Box, joined
 from tightrope.budget import fitting
 from tightrope.certification import complete
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
 from tightrope.certification.search.inputs import splits_inputs
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
+from tightrope.devices import launches
 from tightrope.domains import interval
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
@@ -34,6 +35,7 @@ from tightrope.precision import ROUNDING
 NEURONS = 1 << 22
 CROWN_NEURONS = 1 << 18
 NEURON_BYTES = 128  # bounds, lines and magnitudes of a neuron
+LARGEST_PART = 1 << 40  # bytes, on a GPU: what is free there is less
 # Where few inputs vary: points that are looked at first, and seconds for them and what follows.
 PROBES, PROBING = 8192, 2.0
 QUICK_STEPS = 10
@@ -115,7 +117,8 @@ def attack_stage(
     points = strong_attack(
         subject.attacked, box, labels, steps=settings.steps, restarts=settings.restarts
     )
-    candidates = (subject.predict(points) != labels) & box.contains(points)
+    candidates = subject.predict(points) != labels
+    candidates[candidates.clone()] = box[candidates].contains(points[candidates])
     broken = subject.fooled(points, labels, candidates)
     return [
         _refutation(point if b else None, deadline) for point, b in zip(points, broken, strict=True)
@@ -172,11 +175,11 @@ def crown_stage(
 ) -> list[Answer]:
     """Prove by linear bounds of all layers, of several problems at once where they are small."""
     size = max(1, CROWN_NEURONS // subject.neurons)
-    if size == 1 or any(opened.problem.label is None for opened in problems):
+    together = size > 1 or launches(problems[0].problem.outer.lower)
+    if not together or any(opened.problem.label is None for opened in problems):
         return [complete.linear_bounds(subject, opened, settings.choices) for opened in problems]
     answers = []
-    for first in range(0, len(problems), size):
-        part = problems[first : first + size]
+    for part in _parts(subject, problems, size):
         known = _joined_nodes(part)
         relaxation = relax(
             subject.exact, _outer(part), effort=CROWN, rounding=ROUNDING, known=known
@@ -193,7 +196,7 @@ def _joined_nodes(problems: Open) -> dict[int, Box] | None:
     if len(known) < len(problems):
         return None
     common = set(known[0]).intersection(*known)
-    return {i: _joined([nodes[i] for nodes in known]) for i in sorted(common)}
+    return {i: joined([nodes[i] for nodes in known]) for i in sorted(common)}
 
 
 def alpha_stage(
@@ -221,24 +224,25 @@ def milp_stage(
 
 
 def _outer(problems: Open) -> Box:
-    return _joined([opened.problem.outer for opened in problems])
+    return joined([opened.problem.outer for opened in problems])
 
 
 def _inner(problems: Open) -> Box:
-    return _joined([opened.problem.inner for opened in problems])
+    return joined([opened.problem.inner for opened in problems])
 
 
-def _joined(boxes: list[Box]) -> Box:
-    if len(boxes) == 1:
-        return boxes[0]
-    return Box(torch.cat([b.lower for b in boxes]), torch.cat([b.upper for b in boxes]))
+def _parts(subject: Subject, problems: Open, most: int | None = None) -> Iterator[Open]:
+    """Split problems so that the bounds of all their neurons fit into memory.
 
-
-def _parts(subject: Subject, problems: Open) -> Iterator[Open]:
-    """Split problems so that the bounds of all their neurons fit into memory."""
+    On a GPU as many as fit go together; elsewhere `most`, or as many as are of use.
+    """
     neurons = sum(math.prod(node.shape) for node in subject.exact.nodes)
-    memory = fitting(NEURON_BYTES * NEURONS, problems[0].problem.outer.lower.device)
-    size = max(1, memory // (NEURON_BYTES * neurons))
+    lower = problems[0].problem.outer.lower
+    if launches(lower):
+        size = max(1, fitting(LARGEST_PART, lower.device) // (NEURON_BYTES * neurons))
+    else:
+        memory = fitting(NEURON_BYTES * NEURONS, lower.device)
+        size = most or max(1, memory // (NEURON_BYTES * neurons))
     for first in range(0, len(problems), size):
         yield problems[first : first + size]
 

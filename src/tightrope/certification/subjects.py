@@ -115,7 +115,7 @@ class Subject:
     @property
     def points_at_once(self) -> int:
         """How many points an attack may look at, with gradients, between two looks at the clock."""
-        memory, each = fitting(ATTACK), COPIES * self.neurons
+        memory, each = fitting(ATTACK, self.device), COPIES * self.neurons
         return rows_at_once(memory, each * 4, PASSES * self.work)
 
     @cached_property

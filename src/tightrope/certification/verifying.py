@@ -42,7 +42,7 @@ from tightrope.certification.vnnlib import (
 )
 from tightrope.certification.vnnlib.joining import Files, Joined, join
 from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
-from tightrope.devices import pick_device
+from tightrope.devices import forked_random, pick_device
 from tightrope.errors import UserError
 from tightrope.graph import Graph
 from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
@@ -77,7 +77,7 @@ def verify(
 ) -> Answer:
     """Decide whether a class wins, or a spec holds, at all inputs of a set.
 
-    The set is all points within `eps` of `x` (and within `domain`) in a `norm`: inf, 2 or 1. In
+    The set is all points within `eps` of `x` (and within `domain`) in a `norm`: linf, l2 or l1. In
     the first one, `eps` may be a tensor with a radius for each feature. Or it is `box`, any box or
     pair of corners. What must hold is that class `label` wins, or `spec`, made of `argmax`,
     `within` and `linear`, joined by & and |.
@@ -299,7 +299,7 @@ def _decide_together(
         return None
     started = time.monotonic()
     try:
-        with until(deadline), torch.random.fork_rng(), provable():
+        with until(deadline), forked_random(subject.device), provable():
             torch.manual_seed(seed)
             problems = [_problem(subject, network, case) for case in cases]
             sound = [problem for problem in problems if problem is not None]

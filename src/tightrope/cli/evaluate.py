@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _run = click.argument("run", type=click.Path(path_type=Path))
 _eps = click.option("--eps", help="Radius: 0.1 or 8/255.  [the run's own]")
+_norm = click.option("--norm", help="Norm of the radius: linf, l2 or l1.  [linf]", default="linf")
 _samples = click.option("--samples", type=int, help="How many test samples.  [all]")
 _start = click.option("--start", type=int, default=0, help="First test sample.  [0]")
 _steps = click.option("--steps", type=int, default=200, help="Attack steps.  [200]")
@@ -40,6 +41,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the result a
 @click.command()
 @_run
 @_eps
+@_norm
 @_samples
 @_start
 @_steps
@@ -56,7 +58,7 @@ def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
         print_json(result)
         return
     print_table(
-        f"{run} at eps {result.settings['eps']}",
+        f"{run} at eps {_radius(result.settings)}",
         ("samples", "natural", "adversarial", "seconds"),
         [
             (
@@ -76,6 +78,7 @@ def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
 )
 @click.option("--domain", help="With ONNX: values of inputs, LOW,HIGH or none.  [0,1]")
 @click.option("--eps", help="Radius, or several: 0.1, 8/255 or 0.05,0.1.  [the run's own]")
+@_norm
 @_samples
 @_start
 @click.option("--stages", default=_stages, help=f"Stages in order.  [{_stages}]")
@@ -109,6 +112,7 @@ def certify(
 
     \b
     tightrope certify runs/a --eps 0.05,0.1,0.15 --samples 200
+    tightrope certify net.onnx --data samples.npz --norm l2 --eps 0.5 --out l2
     tightrope certify net.onnx --data samples.npz --eps 2/255 --out results
     """
     if run.name.endswith((".onnx", ".onnx.gz")) and not run.is_dir() and out is None:
@@ -166,10 +170,15 @@ def parse_domain_option(text: str) -> tuple[float, float] | None:
     return low, high
 
 
+def _radius(settings: Mapping[str, Any]) -> str:
+    norm = settings.get("norm")
+    return f"{settings['eps']} ({norm})" if norm else str(settings["eps"])
+
+
 def print_summary(run: Path, summary: Certification) -> None:
     """Print a certification for people."""
     print_table(
-        f"{run} at eps {summary.settings['eps']}, {summary.samples} samples",
+        f"{run} at eps {_radius(summary.settings)}, {summary.samples} samples",
         ("stage", "verified", "falsified", "seconds"),
         [
             (name, counts["verified"], counts["falsified"], f"{counts['seconds']:.1f}")

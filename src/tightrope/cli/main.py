@@ -14,6 +14,7 @@ from typing import NamedTuple
 import click
 
 from tightrope.errors import UserError, printable, unknown_name
+from tightrope.launched import place, speaks
 from tightrope.limits import check_environment
 from tightrope.version import __version__
 from tightrope.waiting import sleep_while_waiting
@@ -91,6 +92,8 @@ class _Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise unknown_name("command", args[0], COMMANDS)
+        if args and args[0] != "train" and place() is not None:
+            raise UserError("several processes of torchrun make one `train`, and nothing else")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -130,17 +133,20 @@ def _run(arguments: list[str] | None) -> int:
         click.echo(error.ctx.get_help() if error.ctx else "")
         return 0
     except UserError as error:
-        return _fail(str(error))
+        return _fail(str(error), error)
     except click.ClickException as error:
-        return _fail(error.format_message())
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("tightrope: interrupted; what is finished is saved", err=True)
+        return _fail(error.format_message(), error)
+    except (KeyboardInterrupt, click.Abort) as error:
+        if speaks(error):
+            click.echo("tightrope: interrupted; what is finished is saved", err=True)
         return 130
     except OSError as error:
-        return _fail(_explain(error))
+        return _fail(_explain(error), error)
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, error: Exception) -> int:
+    if not speaks(error):  # another of several processes does
+        return 2
     line = printable(" ".join(message.split()))
     if len(line) > LONGEST_MESSAGE:
         line = f"{line[:LONGEST_MESSAGE]}..."

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 @click.option("--only", metavar="PATTERN", help="Make only the runs whose names match.")
 @click.option("--samples", type=int, help="At most so many test samples in every evaluation.")
 @click.option("--timeout", type=float, help="Seconds per sample of every certification.")
+@click.option("--device", help="cpu, cuda, mps or auto, for every run.  [the preset's own]")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of every run.")
 @click.option("--wait", is_flag=True, help="Wait while another command uses a run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def reproduce(
     name: str | None,
     listing: bool,
+    device: str | None,
     pairs: tuple[str, ...],
     as_json: bool,
     **options: Any,
@@ -56,7 +58,7 @@ def reproduce(
         return
     if name is None:
         raise UserError(f"name an experiment, or use --list: {', '.join(EXPERIMENTS)}")
-    options |= parse_pairs(pairs)
+    options |= parse_pairs(pairs) | ({} if device is None else {"device": device})
     with nullcontext() if as_json else RunBars() as display:
         result = tr.reproduce(name, display=display, **options)
     if as_json:

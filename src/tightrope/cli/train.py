@@ -11,6 +11,7 @@ import click
 import tightrope as tr
 from tightrope.cli.output import console, percent, print_json, tell_waiting, training_bar
 from tightrope.errors import UserError, shorten, unknown_name
+from tightrope.launched import is_first
 from tightrope.training.presets import load_preset
 from tightrope.training.settings import describe_settings, stored_settings
 
@@ -51,13 +52,18 @@ def train(
     \b
     tightrope train --data mnist --net cnn3 --method ibp --eps 0.1 --out runs/a
     tightrope train --preset paper/tiny-ibp --out runs/tiny
+    torchrun --standalone --nproc-per-node 4 -m tightrope train --net cnn7 --out runs/b
+
+    Processes that torchrun starts, on one machine or several, train one network together: the
+    result is that of one process up to rounding, and --resume takes any number of them.
     """
     if resume and force:
         raise UserError("--resume continues a run and --force replaces it: give one of them")
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     given |= parse_pairs(pairs)
     epochs = _epochs(out, preset, given, resume)
-    with nullcontext(None) if as_json else training_bar(epochs) as bar:
+    quiet = as_json or not is_first()
+    with nullcontext(None) if quiet else training_bar(epochs) as bar:
         run = tr.train(
             out=out,
             preset=preset,
@@ -67,6 +73,8 @@ def train(
             progress=bar,
             **given,
         )
+    if not is_first():
+        return
     history = run.history()
     if as_json:
         print_json({"run": str(run.folder), **history[-1]})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tightrope.devices import upload
 from tightrope.errors import UserError
 
 
@@ -99,7 +100,7 @@ def _gather(
     columns = lefts[:, None] + torch.arange(out[1]) - padding
     rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
     columns = torch.where(flipped[:, None], width - 1 - columns, columns)
-    rows, columns = rows.to(device), columns.to(device)
+    rows, columns = upload(rows, device), upload(columns, device)
     source = (rows[:, :, None] * width + columns[:, None, :]).view(size, 1, -1)
     pixels = images.flatten(2).gather(2, source.expand(-1, channels, -1))
     return pixels.view(size, channels, *out)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tightrope.data.augmentation import Augmentation
+from tightrope.devices import upload
 from tightrope.errors import UserError
 
 
@@ -64,10 +65,24 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = self._order()
+        loaded = self._loaded(order)
+        if self.device.type == "cpu":
+            yield from map(self._batch, loaded)
+            return
+        # One ahead: its copy to the device goes on while the device works on the one before.
+        ahead = next(loaded, None)
+        while ahead is not None:
+            present, ahead = ahead, next(loaded, None)
+            yield self._batch(present)
+
+    def _loaded(self, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield images and labels of each batch on the device, as they are stored."""
         for start in range(0, len(self) * self.batch_size, self.batch_size):
-            chosen = slice(start, min(start + self.batch_size, self.samples))
+            place = slice(start, min(start + self.batch_size, self.samples))
             # Slicing where there is no order to follow makes a view, not a copy.
-            yield self._batch(chosen if order is None else order[chosen])
+            chosen = place if order is None else order[place]
+            images, labels = _chosen(self.images, chosen), _chosen(self.labels, chosen)
+            yield upload(images, self.device), upload(labels, self.device)
 
     def _order(self) -> Tensor | None:
         """Return the sample indices of one pass, or None for all samples in order."""
@@ -76,14 +91,14 @@ class Batches:
         shuffled = torch.randperm(self.samples, generator=self.generator)
         return shuffled if self.indices is None else self.indices[shuffled]
 
-    def _batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
+    def _batch(self, loaded: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Make one batch; only here do images become float."""
-        images = _chosen(self.images, chosen).to(self.device)
+        images, labels = loaded
         if self.training:
             images = self.augment.randomize(images, self.generator)
         else:
             images = self.augment.centre_crop(images)
-        return as_float(images), _chosen(self.labels, chosen).to(self.device)
+        return as_float(images), labels
 
 
 def _chosen(samples: Tensor, chosen: Tensor | slice) -> Tensor:

@@ -152,6 +152,14 @@ class Dataset:
             for image, label in zip(images, self.y_test[chosen].tolist(), strict=True):
                 yield _fingerprint(image, label)
 
+    def digest(self) -> str:
+        """Return a hash of all samples, their labels and the names of the classes."""
+        content = hashlib.sha256(repr((self.classes, self.mean, self.std, self.augment)).encode())
+        for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
+            content.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+            content.update(tensor.contiguous().numpy().data)
+        return content.hexdigest()[:16]
+
     def changed_sample(self, known: Mapping[int, str]) -> int | None:
         """Return the first test sample that does not have its known hash, None if all have."""
         here = [index for index in sorted(known) if 0 <= index < len(self.y_test)]

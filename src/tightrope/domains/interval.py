@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.devices import launches
 from tightrope.domains.composites import difference_box, softmax_box, standardized_box
 from tightrope.domains.curves import function_box
 from tightrope.domains.products import matmul_box, product_box
@@ -82,25 +83,21 @@ def margins(
 def linear_margins(layer: ops.Linear, box: Box, labels: Tensor, *, rounding: float = 0.0) -> Tensor:
     """Return lower bounds on `o_y - o_i` where `o = W z + b` and z lies in `box`.
 
-    The radius needs `|W_y - W_i| r` for each sample's own y. All pairs of classes that occur
-    are multiplied at once and each sample picks its row: cheaper than one matrix per sample.
+    The radius needs `|W_y - W_i| r` for each sample's own y.
     """
     weight, bias = layer.weight, layer.bias
     center, radius = box.middle
-    present, row = labels.unique(return_inverse=True)
-    gap = weight[present].unsqueeze(1) - weight.unsqueeze(0)
+    through = _own_differences(weight, labels) if launches(weight) else _pairs(weight, labels)
     share = growth(weight.shape[1] + 2, rounding)
     if rounding:
         radius = _widened(center, radius, share)
-    spread = F.linear(radius, gap.abs().flatten(0, 1)).unflatten(1, gap.shape[:2])
-    spread = spread[torch.arange(len(labels), device=labels.device), row]
+    spread = through(radius, torch.abs)
     if not rounding:
         outputs = F.linear(center, weight, bias)
         return outputs.gather(1, labels[:, None]) - outputs - spread
     # In strict mode the centre goes through the same differences, so that what is left of
     # a cancellation between W_y and W_i is as small as the differences themselves.
-    middle = F.linear(center, gap.flatten(0, 1)).unflatten(1, gap.shape[:2])
-    middle = middle[torch.arange(len(labels), device=labels.device), row]
+    middle = through(center, lambda gap: gap)
     if bias is not None:
         # Off by a unit of the difference, which is no larger than the sum and the product
         # together: there is room for it in what both of them get.
@@ -108,6 +105,35 @@ def linear_margins(layer: ops.Linear, box: Box, labels: Tensor, *, rounding: flo
     spread = spread * (1 + share) + 4 * rounding * middle.abs() + tiny(spread)
     lower = down(middle - spread)
     return lower.scatter(1, labels[:, None], 0.0)
+
+
+Through = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
+
+
+def _pairs(weight: Tensor, labels: Tensor) -> Through:
+    """Return the products of vectors with (functions of) the differences `W_y - W_i`.
+
+    All pairs of classes that occur are multiplied at once and each sample picks its row: cheaper
+    than one matrix per sample.
+    """
+    present, row = labels.unique(return_inverse=True)
+    gap = weight[present].unsqueeze(1) - weight.unsqueeze(0)
+
+    def through(vectors: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        found = F.linear(vectors, function(gap).flatten(0, 1)).unflatten(1, gap.shape[:2])
+        return found[torch.arange(len(labels), device=labels.device), row]
+
+    return through
+
+
+def _own_differences(weight: Tensor, labels: Tensor) -> Through:
+    """The same with a matrix for each sample: which classes occur need not be known."""
+    gap = weight[labels].unsqueeze(1) - weight
+
+    def through(vectors: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        return torch.bmm(function(gap), vectors.unsqueeze(2)).squeeze(2)
+
+    return through
 
 
 def _differences(output: Box, labels: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ class Certificate:
     certified: float
     seconds: float
     eps: str | None
+    norm: str | None = None  # of the radii, unless it is linf
     stages: tuple[Stage, ...] = ()
     radii: tuple[Radius, ...] = ()
     reasons: Mapping[str, int] = field(default_factory=dict)
@@ -127,6 +128,12 @@ class Contents:
         """The radius that was certified, or else the one to be robust to."""
         certified = None if self.certificate is None else self.certificate.eps
         return certified or self.settings.get("eps")
+
+    @property
+    def radius(self) -> str | None:
+        """The radius as it is shown, with its norm unless that is linf."""
+        norm = None if self.certificate is None else self.certificate.norm
+        return f"{self.eps} ({norm})" if self.eps and norm else self.eps
 
     @property
     def training_seconds(self) -> float | None:

@@ -155,7 +155,7 @@ def _subtitle(runs: Sequence[Contents]) -> Markup:
         return escape(" · ".join(dict.fromkeys(run.method or "unknown" for run in runs)))
     run = runs[0]
     parts = (run.method, run.settings.get("net"), run.settings.get("data"))
-    known = [part for part in parts if part] + ([f"ε = {run.eps}"] if run.eps else [])
+    known = [part for part in parts if part] + ([f"ε = {run.radius}"] if run.radius else [])
     return escape(" · ".join(known) or run.folder)
 
 

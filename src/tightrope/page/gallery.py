@@ -17,7 +17,7 @@ def draw_gallery(run: Contents) -> Markup | None:
     broken = _row(
         "Falsified",
         "Counterexamples that the network itself confirms, the clearest first. The change is "
-        "amplified: full colour is the radius, orange lighter, blue darker "
+        f"amplified: full colour is {_full_colour(run)}, orange lighter, blue darker "
         "(colour images: around middle grey).",
         [_falsified(exhibit) for exhibit in gallery.falsified],
         "No sample was falsified.",
@@ -29,6 +29,11 @@ def draw_gallery(run: Contents) -> Markup | None:
         "No sample was verified.",
     )
     return tag("div", problem, broken, hardest)
+
+
+def _full_colour(run: Contents) -> str:
+    other = run.certificate is not None and run.certificate.norm is not None
+    return "its largest pixel" if other else "the radius"
 
 
 def _row(title: str, hint: str, cards: list[Markup], nothing: str) -> Markup:

@@ -23,7 +23,7 @@ def best_run(runs: Sequence[Contents]) -> Contents:
 def comparable(runs: Sequence[Contents]) -> bool:
     """Return whether the accuracies of the certified runs are of equal data and radius."""
     kinds = {
-        (run.settings.get("data"), run.eps, run.certificate.samples, run.certificate.open)
+        (run.settings.get("data"), run.radius, run.certificate.samples, run.certificate.open)
         for run in runs
         if run.certificate is not None
     }
@@ -64,7 +64,7 @@ def draw_cards(run: Contents) -> Markup:
     )
     facts = (
         ("Samples", count(decided), of_all),
-        ("Radius ε", run.eps or MISSING, None),
+        ("Radius ε", run.radius or MISSING, None),
         ("Method", run.method or MISSING, run.settings.get("net")),
         ("Training", duration(run.training_seconds), _epochs(run)),
         ("Certification", duration(seconds), None),
@@ -161,7 +161,7 @@ def _row(number: int, run: Contents) -> Markup:
         (run.name, run.name),
         (run.method or MISSING, run.method or ""),
         (run.settings.get("net", MISSING), run.settings.get("net", "")),
-        (run.eps or MISSING, radius_value(run.eps)),
+        (run.radius or MISSING, radius_value(run.eps)),
         (count(c.samples - c.open if c else None), float(c.samples - c.open) if c else None),
         (percent(c.natural if c else None), c.natural if c else None),
         (percent(c.adversarial if c else None), c.adversarial if c else None),

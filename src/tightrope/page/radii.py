@@ -31,18 +31,19 @@ def draw_radii(certificate: Certificate) -> Markup | None:
         tag("circle", cx=x(point.value), cy=y(point.certified), r=3.5, class_="dot robust")
         for point in points
     ]
+    norm = f" ({certificate.norm})" if certificate.norm else ""
     spoken = "; ".join(f"{point.eps}: {percent(point.certified)}" for point in points)
     svg = FRAME.svg(
-        f"Certified accuracy by radius: {spoken}",
+        f"Certified accuracy by radius{norm}: {spoken}",
         FRAME.grid(x, y, lambda value: f"{value:.4g}", lambda value: percent(value, 0)),
         *lines,
         *dots,
         FRAME.y_title("accuracy"),
-        FRAME.x_title("radius ε"),
+        FRAME.x_title(f"radius ε{norm}"),
     )
     return tag(
         "figure",
-        tag("figcaption", "By radius"),
+        tag("figcaption", f"By radius{norm}"),
         scrolling(svg, "Accuracy by radius", class_="wide"),
         tag("p", each(_key(name, style) for _, name, style in known), class_="legends"),
         scrolling(_table(points), "Accuracies by radius"),

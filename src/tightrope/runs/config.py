@@ -27,7 +27,8 @@ SETTINGS = (
     *("method", "eps", "train_eps", "epochs", "warmup_epochs", "annealing_epochs", "annealing"),
     *("batch_size", "accumulate", "optimizer", "learning_rate", "momentum", "weight_decay"),
     *("decay_epochs", "decay_factor", "clip", "l1", "regularizer_weight", "natural_weight"),
-    *("precise_bn", "average_from", "select", "seed", "device"),
+    *("precise_bn", "average_from", "select", "seed", "device", "search_precision"),
+    "deterministic",
 )
 _ATTACK = ("steps", "restarts", "step_size")
 _LATENT = (

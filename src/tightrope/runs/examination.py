@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tightrope.data import Dataset as Dataset
 from tightrope.data import load_dataset, read_test_samples
-from tightrope.devices import pick_device
+from tightrope.devices import pick_device, upload
 from tightrope.errors import UserError, shorten
 from tightrope.radius import Radius, parse_radius
 from tightrope.runs import Run
@@ -36,7 +36,7 @@ class Examination:
         """Return indices, inputs and labels of the samples at those positions."""
         indices = self.indices[start:stop]
         inputs, labels = self.data.test_inputs(indices), self.data.y_test[indices]
-        return indices, inputs.to(self.device), labels.to(self.device)
+        return indices, upload(inputs, self.device), upload(labels, self.device)
 
 
 def load_data(name: str, folder: str | None) -> Dataset:
@@ -89,11 +89,19 @@ def proving_device(device: torch.device) -> torch.device:
 
 
 def examine(
-    run: Run, eps: Radius | None, samples: int | None, start: int, device: str | None
+    run: Run,
+    eps: Radius | None,
+    samples: int | None,
+    start: int,
+    device: str | None,
+    largest: int | None = 1,
 ) -> Examination:
-    """Load a run's network and choose test samples `start` to `start + samples`."""
+    """Load a run's network and choose test samples `start` to `start + samples`.
+
+    The radius may be as large as the `largest` that makes sense, if there is one.
+    """
     settings = run.settings()
-    radius = settings.eps if eps is None else parse_radius(eps)
+    radius = settings.eps if eps is None else parse_radius(eps, largest=largest)
     module, architecture = run.network()
     dataset = load_data(settings.data, settings.data_dir)
     if dataset.input_shape != architecture.input_shape or (

@@ -22,6 +22,7 @@ from tightrope.certification.problem import OpenProblem, Problem, robustness
 from tightrope.certification.properties import Ball
 from tightrope.certification.search import optimum
 from tightrope.certification.subjects import Subject
+from tightrope.devices import forked_random
 from tightrope.domains.milp import program as milp
 from tightrope.files import open_to_append, write_json, write_text
 from tightrope.graph import trace
@@ -140,7 +141,7 @@ def _problems(
 
 
 def _bad_points(subject: Subject, ball: Ball, y: Tensor, first: int) -> Tensor:
-    with torch.random.fork_rng(), full_precision():
+    with forked_random(subject.device), full_precision():
         torch.manual_seed(batch_seed(0, first))
         steps = Steps(50, milestones=MILESTONES)
         return pgd(subject.attacked, ball.inner(), Margin(y), steps=steps, restarts=3)

@@ -20,6 +20,7 @@ from torch import Tensor
 from tightrope.attacks import Network, for_points
 from tightrope.errors import UserError
 from tightrope.graph import Graph, evaluate, ops
+from tightrope.training.distributed import Group
 
 
 class FixedModel:
@@ -63,32 +64,44 @@ def evaluation_model(graph: Graph, x: Tensor) -> FixedModel:
     return FixedModel(graph.fold_batchnorm(), x)
 
 
-def training_model(graph: Graph, x: Tensor) -> FixedModel:
-    """Run the clean pass over `x`, update running statistics, and fix every BatchNorm."""
-    statistics, logits = clean_pass(graph, x)
+def training_model(
+    graph: Graph, x: Tensor, group: Group | None = None, *, total: int | None = None
+) -> FixedModel:
+    """Run the clean pass over `x`, update running statistics, and fix every BatchNorm.
+
+    With a group, `x` are this process's samples of `total`, whose statistics are taken.
+    """
+    statistics, logits = clean_pass(graph, x, group)
     if not statistics:
         return FixedModel(graph, x)
-    update_running(graph, statistics, len(x))
+    update_running(graph, statistics, total or len(x))
     return FixedModel(fix(graph, statistics), x, logits)
 
 
 Statistics = dict[int, tuple[Tensor, Tensor]]
 
 
-def clean_pass(graph: Graph, x: Tensor) -> tuple[Statistics, Tensor | None]:
+def clean_pass(
+    graph: Graph, x: Tensor, group: Group | None = None
+) -> tuple[Statistics, Tensor | None]:
     """Return the batch mean and variance at each BatchNorm, and the outputs.
 
-    Without BatchNorm there is nothing to do, and no outputs.
+    Without BatchNorm there is nothing to do, and no outputs. The processes of `group` have parts
+    of the batch, and its mean and variance are those of all of it.
     """
     norms = {node.op: i for i, node in enumerate(graph.nodes) if isinstance(node.op, ops.BatchNorm)}
     if not norms:
         return {}, None
-    if len(x) < 2:
+    if len(x) < 2 and group is None:
         raise UserError("BatchNorm needs at least two samples in a training batch")
     statistics: Statistics = {}
 
     def normalize(op: ops.BatchNorm, value: Tensor) -> Tensor:
-        output, mean, variance = _NormalizeBatch.apply(value, op.weight, op.bias, op.epsilon)
+        given = value, op.weight, op.bias, op.epsilon
+        if group is None:
+            output, mean, variance = _NormalizeBatch.apply(*given)
+        else:
+            output, mean, variance = _NormalizeShare.apply(*given, group)
         statistics[norms[op]] = (mean, variance)
         return output
 
@@ -129,11 +142,14 @@ def update_running(
 
 
 @torch.no_grad()
-def precise_batchnorm(graph: Graph, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+def precise_batchnorm(
+    graph: Graph, batches: Iterable[tuple[Tensor, Tensor]], group: Group | None = None
+) -> None:
     """Recompute the running statistics as the average over `batches` at the present weights."""
     usable = (x for x, _ in batches if len(x) > 1)  # one sample has no variance
     for k, x in enumerate(usable, start=1):
-        update_running(graph, clean_pass(graph, x)[0], len(x), average=k)
+        own = x if group is None else x[group.rows(len(x)).inside]
+        update_running(graph, clean_pass(graph, own, group)[0], len(x), average=k)
 
 
 class _NormalizeBatch(torch.autograd.Function):
@@ -170,21 +186,80 @@ class _NormalizeBatch(torch.autograd.Function):
                 [True, weight is not None, weight is not None],
             )
         if grad_mean is not None or grad_variance is not None:
-            slope, offset = _through_statistics(x, mean, grad_mean, grad_variance)
-            shape = (1, -1) + (1,) * (x.dim() - 2)
-            extra = torch.addcmul(offset.view(shape), x, slope.view(shape))
+            count = x.numel() / x.shape[1]
+            extra = _through_statistics(x, mean, grad_mean, grad_variance, count)
             grad_x = extra if grad_x is None else grad_x + extra
         return grad_x, grad_weight, grad_bias, None
 
 
-def _through_statistics(
-    x: Tensor, mean: Tensor, grad_mean: Tensor | None, grad_variance: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return slope and offset of d(statistics)/dx, which is affine in x per channel.
+class _NormalizeShare(torch.autograd.Function):
+    """`_NormalizeBatch` of a batch of which every process has a part."""
 
-    `d mean / dx = 1 / n` and `d variance / dx = 2 (x - mean) / n`.
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+        group: Group,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        count, mean, variance = _joint_statistics(x, group)
+        output, _, _ = torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, epsilon)
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.epsilon, ctx.group, ctx.count = epsilon, group, count
+        ctx.set_materialize_grads(False)
+        return output, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Add up the gradients of the statistics: every process's outputs depend on them."""
+        grad_output, *others = grads
+        x, weight, mean, variance = ctx.saved_tensors
+        grad_mean, grad_variance = (torch.zeros_like(mean) if g is None else g for g in others)
+        grad_x = grad_weight = grad_bias = None
+        if grad_output is not None:
+            given = mean, variance, None, None, False, ctx.epsilon, [True] * 3
+            factor = torch.ones_like(mean) if weight is None else weight
+            grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+                grad_output, x, factor, *given
+            )
+            inverse = (variance + ctx.epsilon).rsqrt()
+            grad_mean = grad_mean - factor * inverse * grad_bias
+            grad_variance = grad_variance - factor * inverse**2 * grad_weight / 2
+        total = ctx.group.add(torch.stack((grad_mean, grad_variance)))
+        extra = _through_statistics(x, mean, total[0], total[1], ctx.count)
+        grad_x = extra if grad_x is None else grad_x + extra
+        affine = (None, None) if weight is None else (grad_weight, grad_bias)
+        return grad_x, *affine, None, None
+
+
+def _joint_statistics(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the number of values per channel in all processes, their mean and variance."""
+    variance, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+    own = torch.cat((mean.new_full((1,), x.numel() / x.shape[1]), mean, variance))
+    every = group.gather(own)
+    counts, (means, variances) = every[:, :1], every[:, 1:].unflatten(1, (2, -1)).unbind(1)
+    count = counts.sum()
+    mean = (counts * means).sum(0) / count
+    # Spread inside each part, and of the parts among themselves.
+    variance = (counts * (variances + (means - mean) ** 2)).sum(0) / count
+    return count, mean, variance
+
+
+def _through_statistics(
+    x: Tensor,
+    mean: Tensor,
+    grad_mean: Tensor | None,
+    grad_variance: Tensor | None,
+    count: float | Tensor,
+) -> Tensor:
+    """Return the gradient that reaches x from statistics over `count` values per channel.
+
+    It is affine in x: `d mean / dx = 1 / n` and `d variance / dx = 2 (x - mean) / n`.
     """
-    count = x.numel() / x.shape[1]
     slope = torch.zeros_like(mean) if grad_variance is None else grad_variance * (2 / count)
     offset = -slope * mean
-    return slope, offset if grad_mean is None else offset + grad_mean / count
+    offset = offset if grad_mean is None else offset + grad_mean / count
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    return torch.addcmul(offset.view(shape), x, slope.view(shape))

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from tightrope.box import Box
+from tightrope.budget import memory_budget, rows_at_once
+from tightrope.devices import launches
 
 # Widths (times c) below this count as this: without any width both bounds carry one half.
 DEGENERATE = 1e-5
 PIECE = 2 << 20  # bytes
+TEMPORARIES = 8  # of the size of the points, while their gradients are made
 
 
 def connect(box: Box, points: Tensor, slack: float = 0.5) -> Tensor:
@@ -54,6 +57,17 @@ def _share(overlap: Tensor, scale: Tensor) -> Tensor:
     return overlap.clamp_(min=DEGENERATE / 2).div_(scale).masked_fill_(outside, 0.0)
 
 
+def _samples_at_once(points: Tensor) -> int:
+    """Return the samples of a piece: this is many passes over little data.
+
+    On a processor it stays in the cache. Where each pass is a launch, one piece is the fastest.
+    """
+    each = points[0].numel() * points.element_size() if len(points) else 1
+    if launches(points):
+        return rows_at_once(memory_budget(points.device), TEMPORARIES * each)
+    return max(1, PIECE // max(each, 1))
+
+
 class _Connector(torch.autograd.Function):
     """The identity on the points, with gradients to the bounds instead."""
 
@@ -67,9 +81,7 @@ class _Connector(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         lower, upper, points = ctx.saved_tensors
         to_lower, to_upper = torch.empty_like(lower), torch.empty_like(upper)
-        each = points[0].numel() * points.element_size() if len(points) else 1
-        # In pieces that stay in the processor's cache: this is many passes over little data.
-        for piece in torch.arange(len(points)).split(max(1, PIECE // max(each, 1))):
+        for piece in torch.arange(len(points)).split(_samples_at_once(points)):
             rows = slice(int(piece[0]), int(piece[-1]) + 1)
             low, high = lower[rows].unsqueeze(1), upper[rows].unsqueeze(1)
             slopes = pseudo_gradients(low, high, points[rows], ctx.slack)

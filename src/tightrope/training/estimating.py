@@ -14,6 +14,8 @@ from torch import Tensor
 from tightrope.attacks import Margin, Steps, misclassified, pgd, worst_margin
 from tightrope.attacks.ensemble import MILESTONES
 from tightrope.box import Box
+from tightrope.budget import PROVING_ADVICE, explaining_memory
+from tightrope.devices import forked_random
 from tightrope.domains import interval
 from tightrope.files import write_json
 from tightrope.graph import Graph, trace
@@ -81,7 +83,8 @@ def estimate(
         relus = trained_split(run, graph) if classifier_relus is None else classifier_relus
         objectives = estimators(relus, steps=steps, restarts=restarts, ratio=ratio)
         began = time.perf_counter()
-        counts = _count_robust(examination, graph, relus, objectives, seed, progress)
+        with explaining_memory(PROVING_ADVICE):
+            counts = _count_robust(examination, graph, relus, objectives, seed, progress)
         total = len(examination.indices)
         result = Estimate(
             samples=total,
@@ -127,7 +130,7 @@ def evaluated(
     """Yield batches that suit a split: the network, inputs, labels, the first sample's number."""
     size = min(BATCH, evaluation_batch(graph.split(relus)[1]))
     total = len(examination.indices)
-    with torch.random.fork_rng(), torch.no_grad(), full_precision():
+    with forked_random(examination.device), torch.no_grad(), full_precision():
         for first in range(0, total, size):
             indices, x, y = examination.batch(first, first + size)
             if x.dim() == 4:

@@ -27,4 +27,5 @@ def initialize(graph: Graph) -> None:
         deviation = math.sqrt(2 * math.pi) / weight[0].numel()
         if isinstance(graph.nodes[node.inputs[0]].op, ops.Add):
             deviation /= 2
-        weight.normal_(0.0, deviation)
+        # Drawn on the CPU: a seed means the same network everywhere.
+        weight.copy_(torch.empty_like(weight, device="cpu").normal_(0.0, deviation))

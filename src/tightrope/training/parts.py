@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tightrope.graph import Graph
+from tightrope.training.distributed import Group
 from tightrope.training.objectives import Loss
 
 
@@ -15,11 +16,12 @@ class PartGradients:
     """Adds up the gradients of a loss that combines means over a batch computed in parts.
 
     Each mean gets gradients of its own, which are weighted once the means of the whole batch
-    are known. Losses that are means themselves need one backward pass, like a whole batch.
+    are known. Losses that are means themselves need one backward pass, like a whole batch. Other
+    processes of `group` have other parts.
     """
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self.inputs = inputs
+    def __init__(self, inputs: Sequence[Tensor], group: Group | None = None) -> None:
+        self.inputs, self.group = inputs, group
         self.gradients: list[list[Tensor | None]] = []
         self.means: Tensor | None = None
         self.combine: Callable[..., Tensor] = lambda *means: sum(means)
@@ -46,6 +48,8 @@ class PartGradients:
     def finish(self) -> float:
         """Leave the weighted gradients in the inputs, and return the loss of the batch."""
         assert self.means is not None
+        if self.group is not None:
+            self.group.add(self.means)
         with torch.enable_grad():
             means = [m.requires_grad_() for m in self.means.unbind()]
             value = self.combine(*means)

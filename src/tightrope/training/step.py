@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tightrope.attacks import misclassified
 from tightrope.box import Box
+from tightrope.devices import forked_random
 from tightrope.domains import interval
 from tightrope.graph import Graph, ops
 from tightrope.training import regularizers
@@ -22,6 +23,7 @@ from tightrope.training.batchnorm import (
     training_model,
     update_running,
 )
+from tightrope.training.distributed import Group, own_rows
 from tightrope.training.objectives import Loss, Objective
 from tightrope.training.parts import PartGradients, parameters_of
 
@@ -38,6 +40,10 @@ class StepResult:
     natural: int
     robust: int | None
 
+    def uncounted(self) -> StepResult:
+        """Return the same about no samples: another process has counted these."""
+        return StepResult(0, 0.0, 0, None if self.robust is None else 0)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -45,7 +51,8 @@ class Step:
 
     `regularizer_weight` scales Shi et al.'s regularisers while the radius is below `target`;
     `natural_weight` is the share of the clean loss; `accumulate` is the number of parts in which
-    the batch is computed.
+    the batch is computed. The processes of `group` share the batch: each gets all of it, computes
+    its own rows, and has the gradients of the whole in the end.
     """
 
     graph: Graph
@@ -55,12 +62,15 @@ class Step:
     l1: float = 0.0
     accumulate: int = 1
     natural_weight: float = 0.0
+    group: Group | None = None
 
     def __call__(self, x: Tensor, y: Tensor, radius: float, *, annealing: bool) -> StepResult:
         """Run the batch and leave the gradients in the parameters."""
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         weight = self.regularizer_weight * (1 - radius / self.target) if annealing else 0.0
+        if self.group is not None:
+            return self._shared(self.group, x, y, radius, weight)
         if self.l1:
             (self.l1 * regularizers.l1(self.graph)).backward()
         if self.accumulate > 1:
@@ -68,6 +78,44 @@ class Step:
         model = training_model(self.graph, x)
         loss, extra = self._losses(model, y, radius, weight, regularizers.of_moments)
         value = (1 - self.natural_weight) * loss.value + extra
+        value.backward()
+        return _result(model, y, radius, loss, value)
+
+    def _shared(
+        self, group: Group, x: Tensor, y: Tensor, radius: float, weight: float
+    ) -> StepResult:
+        """Compute this process's rows, and add up over all processes what belongs together."""
+        group.check_batch(len(x), self.accumulate)
+        if self.accumulate > 1:
+            result = self._in_parts(x, y, radius, weight)
+        else:
+            result = self._own_rows(group, x, y, radius, weight)
+        group.add_gradients(parameters_of(self.graph))
+        if self.l1:  # not a sum over samples: once, in every process
+            (self.l1 * regularizers.l1(self.graph)).backward()
+        return result
+
+    def _own_rows(
+        self, group: Group, x: Tensor, y: Tensor, radius: float, weight: float
+    ) -> StepResult:
+        """Compute the gradient of the whole batch's loss with respect to this process's rows."""
+        held: list[Tensor] = []
+
+        def hold(moments: Tensor) -> Tensor:
+            held.append(moments)
+            return _zero(moments)
+
+        with own_rows(group, len(x)) as rows:
+            y = y[rows.inside]
+            model = training_model(self.graph, x[rows.inside], group, total=len(x))
+            loss, extra = self._losses(model, y, radius, weight, hold)
+        terms = loss.means if loss.combine else (loss.value,)
+        own = torch.cat([torch.stack([*terms, extra]), *held])
+        means = group.means(own, rows.share)
+        *whole, extra = means[: len(terms) + 1].unbind()
+        value = (1 - self.natural_weight) * (loss.combine or _same)(*whole) + extra
+        if held:
+            value = value + weight * regularizers.of_moments(means[len(terms) + 1 :])
         value.backward()
         return _result(model, y, radius, loss, value)
 
@@ -112,22 +160,28 @@ class Step:
         The statistics and clean outputs become leaves, whose gradients add up over the parts
         and are sent through the clean pass in the end: exactly the gradient of the whole.
         """
-        statistics, logits = clean_pass(self.graph, x)
-        update_running(self.graph, statistics, len(x))
+        total, slices = len(x), list(_slices(len(x), self.accumulate))
+        if self.group is not None:
+            x, y = (_own_parts(t, slices, self.group) for t in (x, y))
+        statistics, logits = clean_pass(self.graph, x, self.group)
+        update_running(self.graph, statistics, total)
         leaves = {
             i: tuple(t.detach().requires_grad_() for t in pair) for i, pair in statistics.items()
         }
         output = None if logits is None else logits.detach().requires_grad_()
 
         def parts() -> Iterator[tuple[FixedModel, Tensor, float]]:
-            for inside in _slices(len(x), self.accumulate):
-                fixed = fix(self.graph, {i: (m, v) for i, (m, v) in leaves.items()})
-                clean = None if output is None else output[inside]
-                yield FixedModel(fixed, x[inside], clean), y[inside], len(y[inside]) / len(y)
+            end = 0
+            for part in slices:
+                with own_rows(self.group, part.stop - part.start) as rows:
+                    inside = slice(end, end := end + rows.last - rows.first)
+                    fixed = fix(self.graph, {i: (m, v) for i, (m, v) in leaves.items()})
+                    clean = None if output is None else output[inside]
+                    yield FixedModel(fixed, x[inside], clean), y[inside], len(y[inside]) / total
 
         regularizer = self._linear_regularizer(parts(), radius, weight) if weight else _zero
         ends = [t for pair in leaves.values() for t in pair] + ([] if output is None else [output])
-        gradients = PartGradients([*parameters_of(self.graph), *ends])
+        gradients = PartGradients([*parameters_of(self.graph), *ends], self.group)
         results = []
         for model, labels, share in parts():
             loss, extra = self._losses(model, labels, radius, weight, regularizer)
@@ -154,13 +208,16 @@ class Step:
             total.append(moments * share)
             return moments.sum()
 
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), forked_random(parameters_of(self.graph)[0].device):
             for model, y, share in parts:
                 self._losses(model, y, radius, weight, partial(collect, share=share))
         if not total:
             return _zero
+        whole = torch.stack(total).sum(0)
+        if self.group is not None:
+            self.group.add(whole)
         with torch.enable_grad():
-            moments = torch.stack(total).sum(0).requires_grad_()
+            moments = whole.requires_grad_()
             value = regularizers.of_moments(moments)
             (slope,) = torch.autograd.grad(value, moments)
         offset = (value - moments @ slope).detach()
@@ -171,17 +228,31 @@ def _zero(moments: Tensor) -> Tensor:
     return moments.new_zeros(())
 
 
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
 def _slices(samples: int, parts: int) -> Iterator[slice]:
     for part in torch.arange(samples).tensor_split(parts):
         if len(part):
             yield slice(int(part[0]), int(part[-1]) + 1)
 
 
+def _own_parts(t: Tensor, slices: Iterable[slice], group: Group) -> Tensor:
+    """Return this process's rows of each part of a batch, one part after the other."""
+    parts = (t[part] for part in slices)
+    return torch.cat([part[group.rows(len(part)).inside] for part in parts])
+
+
 def _result(model: FixedModel, y: Tensor, radius: float, loss: Loss, value: Tensor) -> StepResult:
     with torch.no_grad():
-        natural = int((~misclassified(model.logits.detach(), y)).sum())
-    robust = natural if radius == 0 else None if loss.robust is None else int(loss.robust.sum())
-    return StepResult(len(y), float(value.detach()) * len(y), natural, robust)
+        right = (~misclassified(model.logits.detach(), y)).sum()
+        claimed = right if loss.robust is None else loss.robust.sum()
+        # One look at all numbers: on a GPU each would be a wait.
+        seen = torch.stack([value.detach().double(), right.double(), claimed.double()]).tolist()
+    natural = int(seen[1])
+    robust = natural if radius == 0 else None if loss.robust is None else int(seen[2])
+    return StepResult(len(y), seen[0] * len(y), natural, robust)
 
 
 def _send_back(

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.attacks import misclassified
+from tightrope.devices import deterministic, forked_random, launches
 from tightrope.errors import UserError
 from tightrope.graph import Graph, ops, trace
-from tightrope.precision import full_precision
+from tightrope.precision import full_precision, searching
 from tightrope.training.averaging import WeightAverage
 from tightrope.training.batchnorm import evaluation_model, precise_batchnorm
 from tightrope.training.checkpoints import Checkpoint, epoch_seed
+from tightrope.training.distributed import Group, own_rows
 from tightrope.training.initialization import initialize
 from tightrope.training.memory import reuse_freed_memory
 from tightrope.training.objectives import Objective
@@ -62,9 +64,22 @@ class Totals:
         if self.robust is not None:
             self.robust = None if result.robust is None else self.robust + result.robust
 
+    def over(self, group: Group | None) -> Totals:
+        """Return the sums over all processes."""
+        if group is None:
+            return self
+        samples, loss, natural, robust = group.add_numbers(
+            self.samples, self.loss, self.natural, self.robust or 0
+        )
+        some = None if self.robust is None else round(robust)
+        return Totals(round(samples), loss, round(natural), some)
+
 
 class Trainer:
-    """Trains a module by an objective; `run` yields one record and checkpoint per epoch."""
+    """Trains a module by an objective; `run` yields one record and checkpoint per epoch.
+
+    The processes of `group` share every batch, and are given the same ones.
+    """
 
     def __init__(
         self,
@@ -73,10 +88,11 @@ class Trainer:
         settings: Settings,
         objective: Objective,
         device: torch.device,
+        group: Group | None = None,
     ) -> None:
         # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
         self.module = module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.settings = settings
+        self.device, self.settings, self.group = device, settings, group
         self.objective = objective
         self.graph = trace(self.module, input_shape)
         objective.check(self.graph)
@@ -104,9 +120,15 @@ class Trainer:
         """Train until all epochs are done, calling `on_epoch(trainer, record, selected)`."""
         settings = self.settings
         reuse_freed_memory()
-        with torch.random.fork_rng(), full_precision():
+        with (
+            forked_random(self.device),
+            full_precision(),
+            deterministic(settings.deterministic),
+        ):
             for epoch in range(self.finished, settings.epochs):
                 torch.manual_seed(epoch_seed(settings.seed, epoch))
+                if self.group is not None:
+                    self.group.share_state(self.module)
                 record = self._train_epoch(epoch, training, progress)
                 if not math.isfinite(record["loss"]):
                     raise UserError(
@@ -133,7 +155,8 @@ class Trainer:
         for i, (x, y) in enumerate(batches):
             radius = schedule(epoch * len(batches) + i)
             self.optimizer.zero_grad(set_to_none=True)
-            result = step(x, y, radius, annealing=annealing)
+            with searching(settings.search_precision):
+                result = step(x, y, radius, annealing=annealing)
             if settings.clip is not None:
                 nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip)
             self.optimizer.step()
@@ -143,7 +166,10 @@ class Trainer:
                 progress.step(epoch, i, result, radius)
         averaged = epoch + 1 == settings.epochs and self.average.apply()
         if settings.precise_bn or averaged:
-            precise_batchnorm(self.graph, batches)
+            precise_batchnorm(self.graph, batches, self.group)
+        if self.group is not None:
+            self.group.check_draws()
+        totals = totals.over(self.group)
         return {
             "epoch": epoch,
             "radius": radius,
@@ -166,6 +192,7 @@ class Trainer:
             l1=s.l1,
             accumulate=s.accumulate,
             natural_weight=s.natural_weight,
+            group=self.group,
         )
 
     def _set_learning_rate(self, epoch: int) -> float:
@@ -180,7 +207,7 @@ class Trainer:
             return {}
         started = time.perf_counter()
         radius = min(radius, float(self.settings.eps))
-        natural, robust = evaluate(self.graph, self.objective, batches, radius)
+        natural, robust = evaluate(self.graph, self.objective, batches, radius, self.group)
         return {
             "validation_radius": radius,
             "validation_natural": natural,
@@ -234,22 +261,38 @@ class Trainer:
 
 @torch.no_grad()
 def evaluate(
-    graph: Graph, objective: Objective, batches: Iterable[Batch], radius: float
+    graph: Graph,
+    objective: Objective,
+    batches: Iterable[Batch],
+    radius: float,
+    group: Group | None = None,
 ) -> tuple[float, float | None]:
     """Return natural accuracy and the accuracy that the objective considers robust."""
-    samples = natural = 0
-    robust: int | None = 0
+    totals = Totals()
     limit = objective.largest_batch(graph)
     for x, y in batches:
         for part in torch.arange(len(y)).split(limit or len(y)):
-            inside = slice(int(part[0]), int(part[-1]) + 1)
-            model = evaluation_model(graph, x[inside])
-            samples += len(part)
-            natural += int((~misclassified(model.logits, y[inside])).sum())
-            if robust is not None:
-                claim = objective(model, model.x, y[inside], radius).robust
-                robust = None if claim is None else robust + int(claim.sum())
-    return natural / samples, None if robust is None else robust / samples
+            with own_rows(group, len(part)) as rows:
+                inside = slice(int(part[0]) + rows.first, int(part[0]) + rows.last)
+                result = _evaluate(graph, objective, (x[inside], y[inside]), radius, totals)
+            counted = group is None or group.counts(rows)
+            totals.add(result if counted else result.uncounted())
+    totals = totals.over(group)
+    robust = None if totals.robust is None else totals.robust / totals.samples
+    return totals.natural / totals.samples, robust
+
+
+def _evaluate(
+    graph: Graph, objective: Objective, batch: Batch, radius: float, totals: Totals
+) -> StepResult:
+    """Evaluate some samples; once no claims about robustness are made, none are asked for."""
+    x, y = batch
+    model = evaluation_model(graph, x)
+    natural, robust = int((~misclassified(model.logits, y)).sum()), None
+    if totals.robust is not None:
+        claim = objective(model, model.x, y, radius).robust
+        robust = None if claim is None else int(claim.sum())
+    return StepResult(len(y), 0.0, natural, robust)
 
 
 def radius_schedule(settings: Settings, iterations: int) -> RadiusSchedule:
@@ -263,9 +306,10 @@ def radius_schedule(settings: Settings, iterations: int) -> RadiusSchedule:
 def make_optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """Return the optimiser that the settings name."""
     parameters = list(module.parameters())
-    rate, decay = settings.learning_rate, settings.weight_decay
+    shared: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if any(map(launches, parameters)):
+        shared["foreach"] = True  # one launch for all parameters
     if settings.optimizer == "sgd":
-        momentum = settings.momentum
-        return torch.optim.SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay)
+        return torch.optim.SGD(parameters, momentum=settings.momentum, **shared)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
-    return kinds[settings.optimizer](parameters, lr=rate, weight_decay=decay)
+    return kinds[settings.optimizer](parameters, **shared)

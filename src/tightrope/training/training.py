@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tightrope import data, nets
-from tightrope.devices import pick_device
+from tightrope.budget import TRAINING_ADVICE, explaining_memory
 from tightrope.errors import UserError, shorten
 from tightrope.files import write_text
 from tightrope.reading import MADE_WITH
@@ -19,6 +20,7 @@ from tightrope.runs import Run
 from tightrope.runs.config import train_arguments, write
 from tightrope.runs.lock import Wait
 from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
+from tightrope.training.distributed import Group, each, first, joined, own_device
 from tightrope.training.objectives import METHODS, Objective, section
 from tightrope.training.presets import load_preset
 from tightrope.training.settings import Settings, describe_settings, flatten
@@ -48,25 +50,47 @@ def train(
     `epochs`, ...); `method` is a name or an objective such as `tr.IBP()`. Values given here
     override those of `preset`. An existing run in `out` is an error unless `resume` continues
     it (then the settings may be left out) or `force` replaces it. A folder that another command
-    is working on is an error unless `wait` queues for it.
+    is working on is an error unless `wait` queues for it. Where `torchrun` has started several
+    processes and all of them call this, they train one network together.
     """
     run = Run(Path(out))
-    given, objective = _gather(preset, method, settings)
-    own = _own_class(objective)
-    wanted = _wanted(run, given, own, resume, force)
-    session = _Session(run, wanted, objective)  # refuses the rest before anything is written
-    with run.lock("train", wait):
-        found = _wanted(
-            run, given, own, resume, force
-        )  # somebody may have been here in the meantime
-        if found != wanted:
-            session = _Session(run, found, objective)
-        if resume and run.checkpoint.exists():
-            session.restore()
+    with joined() as group, ExitStack() as held:
+        given, objective = each(group, lambda: _gather(preset, method, settings))
+        own = _own_class(objective)
+
+        def wanted() -> Settings:
+            return _wanted(run, given, own, resume, force)
+
+        def session(settings: Settings) -> _Session:
+            made = each(group, lambda: _Session(run, settings, objective, group))
+            if group is not None:
+                group.check_same({"its data": made.data.digest()})
+            return made
+
+        if group is not None:
+            group.check_same({**versions(), **_told(given, objective)})
+        before = first(group, wanted)
+        work = session(before)  # refuses the rest before anything is written
+        first(group, lambda: _hold(held, run, wait))
+        found = first(group, wanted)  # somebody may have been here in the meantime
+        if found != before:
+            work = session(found)
+        if first(group, lambda: resume and run.checkpoint.exists()):
+            work.restore()
         else:
-            session.begin()
-        session.run_training(progress)
+            first(group, work.begin)
+        with explaining_memory(TRAINING_ADVICE):
+            work.run_training(progress)
     return run
+
+
+def _hold(held: ExitStack, run: Run, wait: Wait) -> None:
+    held.enter_context(run.lock("train", wait))
+
+
+def _told(given: dict[str, Any], objective: Objective | None) -> dict[str, str]:
+    """Return what this process was told to train, to be compared with the others."""
+    return {**{name: str(value) for name, value in given.items()}, "method": repr(objective)}
 
 
 def check_training(
@@ -157,13 +181,13 @@ def _stored_settings(
     stored = run.values()
     wanted = Settings.parse({**stored, **given}, own).to_table()
     before = Settings.parse(stored, own).to_table()
-    changed = [name for name in wanted if wanted[name] != before.get(name)]
+    changed = [name for name in wanted if wanted[name] != before.get(name) and name != "device"]
     if changed:
         raise UserError(
             f"{run.folder} was trained with other settings ({', '.join(changed)}); "
             "resume without them, or start over with --force"
         )
-    return stored
+    return {**stored, "device": wanted["device"]}  # where it is computed may change
 
 
 def chosen(settings: Settings) -> dict[str, Any]:
@@ -178,9 +202,15 @@ def chosen(settings: Settings) -> dict[str, Any]:
 class _Session:
     """One training, tied to its run folder."""
 
-    def __init__(self, run: Run, settings: Settings, objective: Objective | None) -> None:
-        self.run = run
-        self.device = pick_device(settings.device)
+    def __init__(
+        self,
+        run: Run,
+        settings: Settings,
+        objective: Objective | None,
+        group: Group | None = None,
+    ) -> None:
+        self.run, self.group = run, group
+        self.device = own_device(group, settings.device)
         self.data = data.load_dataset(
             settings.data, Path(settings.data_dir) if settings.data_dir else None
         )
@@ -199,7 +229,7 @@ class _Session:
             (self.data.mean, self.data.std) if self.settings.normalize else None,
             arguments,
         )
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU
             torch.manual_seed(self.settings.seed)
             self.trainer = Trainer(
                 self.architecture.build(),
@@ -207,11 +237,19 @@ class _Session:
                 self.settings,
                 objective or self.settings.objective(),
                 self.device,
+                group,
             )
         self.split = self.data.split(self.settings.validation, self.settings.seed)
         if len(self.split.train) < 2 and self.trainer.has_batchnorm:
             raise UserError("BatchNorm needs at least two training samples besides the validation")
+        if group is not None:
+            group.check_batch(self.batch_size, self.settings.accumulate)
         self.history: list[dict[str, Any]] = []
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per step: small data is one batch."""
+        return min(self.settings.batch_size, len(self.split.train))
 
     def begin(self) -> None:
         """Make the run folder; nothing is written before everything else has been checked."""
@@ -222,12 +260,14 @@ class _Session:
     def _made_with(self) -> dict[str, Any]:
         """Return what the numbers of a run depend on besides its settings, and how to repeat it."""
         computed = {"device": str(self.device), "threads": torch.get_num_threads()}
+        if self.group is not None:
+            computed["processes"] = self.group.size
         command = shlex.join(train_arguments(chosen(self.settings)))
         return {**versions(), **computed, "command": command}
 
     def restore(self) -> None:
         """Continue where the checkpoint is."""
-        checkpoint = load_checkpoint(self.run.checkpoint)
+        checkpoint = first(self.group, lambda: load_checkpoint(self.run.checkpoint))
         try:
             self.trainer.restore(checkpoint)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -235,7 +275,8 @@ class _Session:
                 f"{self.run.checkpoint} does not belong to the network in {self.run.config} "
                 f"({str(error).splitlines()[0]})"
             ) from None
-        self.history = [r for r in self.run.history() if r["epoch"] < checkpoint.epoch]
+        history = first(self.group, self.run.history)
+        self.history = [r for r in history if r["epoch"] < checkpoint.epoch]
         if len(self.history) != checkpoint.epoch:
             raise UserError(
                 f"{self.run.history_file} does not belong to {self.run.checkpoint}; "
@@ -244,12 +285,14 @@ class _Session:
 
     def run_training(self, progress: Progress | None) -> None:
         """Train all epochs that are left."""
-        self.run.tidy()
-        size, indices = self.settings.batch_size, self.split.train
-        # A last batch of one sample has no BatchNorm statistics; small data is one batch.
+        first(self.group, self.run.tidy)
+        # A last batch of one sample has no BatchNorm statistics.
         batches = self.data.training_batches(
-            min(size, len(indices)), indices=indices, drop_last=True, device=self.device
+            self.batch_size, indices=self.split.train, drop_last=True, device=self.device
         )
+        if self.group is not None and not self.group.is_first:
+            self.trainer.run(batches, self._validation())
+            return
         log = _tensorboard(self.run.tensorboard)
 
         def on_epoch(trainer: Trainer, record: dict[str, Any], selected: bool) -> None:

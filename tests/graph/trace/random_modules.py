@@ -53,6 +53,8 @@ class Writer:
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(32))
         self.dtype = dtype
         self.module = Written(input_shape).to(dtype)
+        if dtype == torch.float64:  # what has no parameters is taken for float32
+            self.module.register_buffer("precision", torch.zeros((), dtype=dtype))
         self.lines: list[str] = []
         self.notes: list[str] = []
         self.scope: dict[str, Any] = {"torch": torch, "F": F, "self": self.module}

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tightrope.attacks.kernels.chains import Array, Chain, Task, flat, image
+from tightrope.attacks.kernels.chains import Chain, Task, flat, image
 from tightrope.attacks.kernels.increments import Increments
 from tightrope.attacks.kernels.reduced import Reduction
 from tightrope.attacks.pgd import Steps
 from tightrope.box import Box
+from tightrope.draws import own_rows
 
 # Streams of random numbers: a fixed number, so that threads have no influence on the points.
 STREAMS = 32
@@ -66,17 +67,28 @@ def _draw(box: Box, count: int, pool: ThreadPoolExecutor) -> Tensor:
     """Draw points as `Box.sample` does, on all threads."""
     points = box.lower.new_empty(len(box.lower), count, box.lower.shape[1])
     seeds = np.random.SeedSequence(int(torch.randint(1 << 62, ()))).spawn(STREAMS)
-    parts = zip(*(np.array_split(t.numpy(), STREAMS) for t in (points, *box.corners)), strict=True)
+    rows = own_rows(len(points))
+    edges = [k * (rows.total // STREAMS) + min(k, rows.total % STREAMS) for k in range(STREAMS + 1)]
+    drawn, lowers, uppers = (t.numpy() for t in (points, *box.corners))
 
-    def fill(seed: np.random.SeedSequence, arrays: tuple[Array, ...]) -> None:
-        part, lower, upper = arrays[0], arrays[1][:, None], arrays[2][:, None]
-        np.random.Generator(np.random.SFC64(seed)).random(out=part, dtype=part.dtype.type)
+    def fill(seed: np.random.SeedSequence, begin: int, end: int) -> None:
+        first, last = max(begin, rows.first), min(end, rows.last)
+        if first >= last:  # other processes have all of them
+            return
+        own = slice(first - rows.first, last - rows.first)
+        part, lower, upper = drawn[own], lowers[own][:, None], uppers[own][:, None]
+        whole = part
+        if len(part) < end - begin:
+            whole = np.empty((end - begin, *part.shape[1:]), part.dtype)
+        np.random.Generator(np.random.SFC64(seed)).random(out=whole, dtype=part.dtype.type)
+        if whole is not part:
+            part[:] = whole[first - begin : last - begin]
         part *= upper - lower
         part += lower
         # Rounding may lead out of the box by a unit in the last place.
         np.clip(part, lower, upper, out=part)
 
-    list(pool.map(fill, seeds, parts))
+    list(pool.map(fill, seeds, edges[:-1], edges[1:]))
     return points
 
 

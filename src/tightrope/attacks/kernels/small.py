@@ -17,6 +17,7 @@ from torch import Tensor
 from tightrope.attacks.kernels.chains import FOLLOWED, Array, Chain, chain, flat, image
 from tightrope.attacks.kernels.windows import lay_out
 from tightrope.compiling import in_time
+from tightrope.devices import launches
 from tightrope.graph import Graph, ops
 
 # Networks with more products per point than this are faster in the library.
@@ -52,7 +53,7 @@ class SmallNetwork:
 
     def suits(self, points: Tensor) -> bool:
         """Return whether points can be evaluated here."""
-        if points.device.type != "cpu" or points.dtype != self.dtype:
+        if launches(points) or points.dtype != self.dtype:
             return False
         from tightrope.attacks.kernels.small_kernel import backwards, forwards
 

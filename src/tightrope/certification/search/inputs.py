@@ -35,6 +35,7 @@ from tightrope.certification.search.clipping import (
 from tightrope.certification.search.combining import combine
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
+from tightrope.devices import launches
 from tightrope.domains.boxes.bounding import (
     BoxBounder,
     GraphBounder,
@@ -331,8 +332,7 @@ def suits_input_splits(subject: Subject, problem: Problem) -> bool:
 
 def suits_turns(subject: Subject, problem: Problem) -> bool:
     """Return whether cutting the box is worth trying where splitting ReLUs takes long."""
-    on_cpu = problem.outer.lower.device.type == "cpu"
-    if not on_cpu or not subject.finite or isinstance(problem.outer, BallBox):
+    if launches(problem.outer.lower) or not subject.finite or isinstance(problem.outer, BallBox):
         return False
     return _small(subject, problem, SOME_INPUTS) and loop_is_ready()
 

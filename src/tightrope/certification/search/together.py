@@ -23,6 +23,7 @@ from tightrope.certification.search.clipping import Boxes
 from tightrope.certification.search.inputs import FEW_INPUTS, InputSearch, suits_input_splits
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
+from tightrope.devices import launches
 from tightrope.domains.boxes.bounding import (
     BoxBounder,
     CompiledBounder,
@@ -89,7 +90,7 @@ def _bounder(
     """Return what bounds the rows, with inputs for their offsets, and the inputs that vary."""
     unsafe, exact = problems[0].unsafe, subject.exact
     blank = torch.zeros_like(unsafe.offset)
-    if hull.lower.device.type == "cpu":
+    if not launches(hull.lower):
         known = relax(exact, hull, effort=CROWN_IBP, rounding=ROUNDING).boxes
         network = condense(exact, known, unsafe.matrix, blank, rounding=ROUNDING)
         if network is not None and network.inputs <= FEW_INPUTS and loop_is_ready():

@@ -21,6 +21,7 @@ from torch import Tensor
 from tightrope.box import Box, flat
 from tightrope.compiling import in_time
 from tightrope.deadline import check_time
+from tightrope.devices import launches
 from tightrope.domains.boxes.condensed import Condensed, varying_inputs
 from tightrope.domains.boxes.condensing import condense
 from tightrope.domains.boxes.room import Found, Rows, make_room
@@ -71,7 +72,7 @@ def box_bounder(
     The network and the box are float64; `known` are proved bounds of nodes on the box.
     """
     rows = None
-    if box.lower.device.type == "cpu":
+    if not launches(box.lower):
         if known is None:
             known = relax(graph, box, effort=CROWN_IBP, rounding=ROUNDING).boxes
         rows = condense(graph, known, matrix, offset, rounding=ROUNDING)

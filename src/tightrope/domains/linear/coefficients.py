@@ -10,15 +10,22 @@ Each row belongs to one element of the batch that bounds are held for: `owner` s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.box import flat
+from tightrope.devices import launches
 from tightrope.graph import ops
 from tightrope.graph.windows import sides
+
+PART = (
+    1 << 20
+)  # bytes of rows that go through a convolution at a time: what comes of them is cached
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,10 @@ class Coefficients:
         """Return a quantity held per batch element, [batch, *shape], as each row sees it."""
         return field if self.owner is None or len(field) == 1 else field[self.owner]
 
+    def take_all(self, fields: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return several quantities of one shape as each row sees them."""
+        return [self.take(field) for field in fields]
+
     def dense(self) -> Coefficients:
         """Return the same as dense coefficients."""
         return self
@@ -71,11 +82,13 @@ class Coefficients:
         values = self.values
         counts = zip(sides(op, shape), values.shape[2:], strict=True)
         extra = tuple(side.left_over(count) for side, count in counts)
-        return self.like(
-            F.conv_transpose2d(
-                values, op.weight, None, op.stride, op.padding, extra, op.groups, op.dilation
-            )
-        )
+        options = (op.stride, op.padding, extra, op.groups, op.dilation)
+        if values.dtype != torch.float64 or values.device.type != "cpu":
+            return self.like(F.conv_transpose2d(values, op.weight, None, *options))
+        # What torch does for float64 is several times as fast on few rows.
+        size = max(1, PART // (values[0].numel() * values.element_size()))
+        parts = [F.conv_transpose2d(p, op.weight, None, *options) for p in values.split(size)]
+        return self.like(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def through_transposed(self, op: ops.ConvTranspose2d, shape: tuple[int, ...]) -> Coefficients:
         """Return the coefficients before a transposed convolution of inputs of that shape."""
@@ -97,8 +110,11 @@ class Windows(Coefficients):
     def take(self, field: Tensor, *, outside: float = 0.0) -> Tensor:
         """Return a quantity held per batch element as each row's window sees it.
 
-        Outside of the map, where coefficients are zero, it is what is asked for.
+        Outside of the map, where coefficients are zero, it is what is asked for; a number for each
+        channel is that everywhere.
         """
+        if len(field) == 1 and field.shape[2:] == (1, 1):
+            return field
         height, width = self.values.shape[2:]
         # Windows that stick out lie within a frame; a window is then a view of the framed field.
         low, high = (int(t) for t in self.origin.aminmax())
@@ -111,6 +127,10 @@ class Windows(Coefficients):
         row, column = (self.origin + before).unbind(1)
         owner = 0 if len(field) == 1 else self._owners()
         return views[owner, row, column].permute(0, 3, 1, 2)
+
+    def take_all(self, fields: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return several quantities of one shape as each row sees them, read at once."""
+        return self.take(torch.cat(list(fields), 1)).chunk(len(fields), 1)
 
     def dot(self, field: Tensor) -> Tensor:
         """Return the sum over the window of coefficients times a field, one per row."""
@@ -127,8 +147,12 @@ class Windows(Coefficients):
         by need not be known any better.
         """
         most = flat(field).amax(1)
-        total = torch.linalg.vector_norm(self.values, 1, (1, 2, 3))
-        return total * (most if len(most) == 1 else most[self._owners()])
+        return self._total * (most if len(most) == 1 else most[self._owners()])
+
+    @cached_property
+    def _total(self) -> Tensor:
+        """The sum of absolute coefficients, per row."""
+        return torch.linalg.vector_norm(self.values, 1, (1, 2, 3))
 
     def dense(self) -> Coefficients:
         """Return the same as dense coefficients."""
@@ -215,7 +239,7 @@ def _widened(values: Tensor, op: ops.Conv2d) -> Tensor:
 
     Products of matrices and a sum over the taps: torch has no fast way for float64 and small maps.
     """
-    if op.groups > 1 or values.dtype != torch.float64 or values.device.type != "cpu":
+    if op.groups > 1 or values.dtype != torch.float64 or launches(values):
         return F.conv_transpose2d(values, op.weight, None, op.stride, 0, 0, op.groups, op.dilation)
     count, channels, *sizes = values.shape
     kernel, (down, across) = op.weight.shape[2:], op.dilation
@@ -236,14 +260,15 @@ def _placed(values: Tensor, offset: Tensor, size: tuple[int, int]) -> Tensor:
     """Return windows as parts of larger ones, each row's at its own offset."""
     count, channels, height, width = values.shape
     whole = values.new_zeros(count, *size, channels).permute(0, 3, 1, 2)
+    if bool((offset == offset[:1]).all()):
+        down, right = offset[0].tolist()
+        whole[:, :, down : down + height, right : right + width] = values
+        return whole
     for place in offset.unique(dim=0):
         down, right = place.tolist()
         mine = (offset == place).all(1)
         part = whole[:, :, down : down + height, right : right + width]
-        if mine.all():
-            part.copy_(values)
-        else:
-            part[mine] = values[mine]
+        part[mine] = values[mine]
     return whole
 
 

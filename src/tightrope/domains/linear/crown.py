@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -325,7 +326,7 @@ class _Tightening:
         mine = None if batch == 1 else owner
         shape, like = self.found.graph.nodes[self.target].shape, self.found.box.lower
         parts = []
-        for part in self._chunks(mine, place):
+        for part in self._chunks(place):
             owners = None if mine is None else mine[part]
             units = unit_rows(shape, place[part], owners, like, windows=True)
             parts.append(self.found.lower(self.target, units.like(units.values * sign)))
@@ -344,15 +345,22 @@ class _Tightening:
         matrices = 12 * (rows + neurons) * (inputs + neurons)
         return work <= self.effort.work and matrices <= fitting(self.effort.memory)
 
-    def _chunks(self, owner: Tensor | None, place: Tensor) -> Iterator[slice]:
+    def _chunks(self, place: Tensor) -> Iterator[slice]:
         """Split rows so that the coefficients of each part fit into memory."""
-        found, target = self.found, self.target
-        owners = None if owner is None else owner[:1]
-        shape, like = found.graph.nodes[target].shape, found.box.lower
-        form = found.pull(target, unit_rows(shape, place[:1], owners, like, windows=True))
+        for start in range(0, len(place), self._rows_at_once):
+            yield slice(start, start + self._rows_at_once)
+
+    @cached_property
+    def _rows_at_once(self) -> int:
+        """How many rows fit into memory: what windows grow to is seen of one of them."""
+        found, like = self.found, self.found.box.lower
+        shape = found.graph.nodes[self.target].shape
+        if len(shape) != 3:
+            return found.rows_at_once(self.target, self.effort.memory)
+        first = torch.zeros(1, dtype=torch.long, device=like.device)
+        owner = None if len(like) == 1 else first
+        form = found.pull(self.target, unit_rows(shape, first, owner, like, windows=True))
         memory = fitting(self.effort.memory, like.device)
         if isinstance(form.coefficients, Windows):
             memory = min(memory, COPIES * CACHE)
-        size = rows_at_once(memory, COPIES * form.largest * like.element_size(), form.work)
-        for start in range(0, len(place), size):
-            yield slice(start, start + size)
+        return rows_at_once(memory, COPIES * form.largest * like.element_size(), form.work)

@@ -177,9 +177,8 @@ def _conv(op: ops.Conv2d, a: Coefficients, i: int, state: Pass) -> tuple[Coeffic
 
 
 def _batch_norm(op: ops.BatchNorm, a: Coefficients, i: int, state: Pass) -> tuple[Any, ...]:
-    shape = state.graph.nodes[i].shape
-    channels = (1, -1) + (1,) * (len(shape) - 1)
-    factor, offset = (t.view(channels).expand(1, *shape) for t in batchnorm_map(op))
+    channels = (1, -1) + (1,) * (len(state.graph.nodes[i].shape) - 1)
+    factor, offset = (t.view(channels) for t in batchnorm_map(op))
     state.add(a, offset)
     state.charge(a, i, 16)
     if state.magnitudes is not None:
@@ -246,12 +245,12 @@ def pull_activation(
         return pull_function(op, a, i, state)
     state.passed[i] = a
     line, before = state.lines[i], state.graph.nodes[i].inputs[0]
-    lower_slope = a.take(line.lower_slope)
+    lower_slope, upper_slope = a.take_all((line.lower_slope, line.upper_slope))
     if slopes and i in slopes:
         free = a.take(line.upper_intercept > 0)  # unstable: the chord does not go through zero
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
         lower_slope = torch.where(free, slopes[i].clamp(left, 1.0), lower_slope)
-    values = a.values * torch.where(a.values >= 0, lower_slope, a.take(line.upper_slope))
+    values = a.values * torch.where(a.values >= 0, lower_slope, upper_slope)
     if kinked(op):  # the lower line goes through zero, the upper one's intercept is not negative
         state.add_alike(a.like(a.values.clamp(max=0)), line.upper_intercept)
     else:

@@ -12,6 +12,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from tightrope.devices import launches
+
 SMALL = 1 << 16  # entries, with which a dense product takes no time
 DENSE = 0.1  # of the entries are not zero, with more of which a dense product is the faster
 SLOWER = 8.0  # times that a sparse product takes longer for each entry
@@ -45,7 +47,7 @@ class Factor:
 def _possible(matrix: Tensor) -> bool:
     """Return whether there are sparse products here, and zeros times whatever are zero."""
     return (
-        matrix.device.type == "cpu"
+        not launches(matrix)
         and torch.backends.mkl.is_available()
         and bool(torch.isfinite(matrix).all())
     )

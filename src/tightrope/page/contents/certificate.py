@@ -105,6 +105,12 @@ def _count(records: Sequence[Record], summary: Mapping[str, Any]) -> Certificati
     return summarize(records, total, {"stages": [name for name in stages if name != "natural"]})
 
 
+def known_norm(settings: Mapping[str, Any]) -> str | None:
+    """Return the norm that settings name; None if it is the usual one."""
+    norm = settings.get("norm")
+    return norm if isinstance(norm, str) else None
+
+
 def _certificate(
     known: Certification, settings: Mapping[str, Any], radii: tuple[Radius, ...]
 ) -> Certificate:
@@ -120,6 +126,7 @@ def _certificate(
         certified=known.certified,
         seconds=known.seconds,
         eps=None if eps is None else str(eps),
+        norm=known_norm(settings),
         stages=tuple(Stage(name, **stage) for name, stage in known.stages.items()),
         reasons=known.reasons,
         radii=radii,

@@ -10,7 +10,10 @@ from typing import Any
 from tightrope.reading import MADE_WITH, flatten
 from tightrope.runs.config import train_arguments, write
 
-CERTIFY = ("eps", "start", "samples", "stages", "timeout", "steps", "restarts", "seed")
+CERTIFY = (
+    *("eps", "norm", "start", "samples", "stages", "timeout", "steps", "restarts", "seed"),
+    *("domain", "split", "branching", "cuts"),
+)
 
 
 def repeat_commands(

@@ -48,7 +48,7 @@ def report(
             raise UserError(f"{run.folder} does not exist; give the --out of a training run")
     page = _page(opened, out)
     pictures = Pictures()
-    with torch.random.fork_rng():  # building a network draws weights
+    with torch.random.fork_rng(devices=[]):  # building a network draws weights
         parts = [read_contents(run, pictures) for run in opened]
     shown = _distinct([part for part in parts if isinstance(part, Contents)])
     skipped = [part for part in parts if isinstance(part, Skipped)]

@@ -10,7 +10,7 @@ from torch import nn
 
 from tightrope.errors import UserError
 from tightrope.page.content import Contents, Epoch, Skipped
-from tightrope.page.contents.certificate import Reading, read_certification
+from tightrope.page.contents.certificate import Reading, known_norm, read_certification
 from tightrope.page.contents.commands import repeat_commands
 from tightrope.page.contents.gallery import OTHER_DATA, Pictures
 from tightrope.page.numbers import count, percent
@@ -42,7 +42,8 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
     else:
         module, more = _read_network(run, settings, len(history), reading)
     further, unread = _further(run)
-    eps = reading.settings.get("eps")
+    # The size of a change is that of a pixel, which radii of other norms say nothing about.
+    eps = None if known_norm(reading.settings) else reading.settings.get("eps")
     gallery = pictures.gallery(run, raw, reading.samples, module, eps)
     if gallery.problem == OTHER_DATA:
         text = "the certification is of other samples than those in the data set"
@@ -173,8 +174,9 @@ def _further(run: Run) -> tuple[dict[str, str], list[str]]:
 
 def _where(values: Mapping[str, Any]) -> str:
     settings = values.get("settings")
-    eps = settings.get("eps") if isinstance(settings, Mapping) else None
+    table = settings if isinstance(settings, Mapping) else {}
+    eps, norm = table.get("eps"), known_norm(table)
     samples = values.get("samples")
     parts = [f"{count(samples)} samples"] if type(samples) is int else []
-    parts += [f"ε {eps}"] if eps is not None else []
+    parts += [f"ε {eps} ({norm})" if norm else f"ε {eps}"] if eps is not None else []
     return f" ({', '.join(parts)})" if parts else ""

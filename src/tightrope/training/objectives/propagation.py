@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tightrope.attacks import wrong_classes
 from tightrope.box import Box
+from tightrope.budget import fitting
+from tightrope.devices import launches
 from tightrope.domains import interval
 from tightrope.graph import Graph, ops
 from tightrope.graph.graph import Rules
@@ -53,7 +55,11 @@ def estimated_margins(network: Graph, points: Tensor, y: Tensor) -> Tensor:
 def evaluation_batch(network: Graph) -> int:
     """Return how many samples to evaluate at a time, each with one point per class."""
     largest = max(math.prod(node.shape) for node in network.nodes)
-    return max(1, EVALUATION_MEMORY // (4 * 8 * network.output_shape[0] * largest))
+    memory = EVALUATION_MEMORY
+    weights = [node.op.weight for node in network.nodes if isinstance(node.op, ops.Linear)]
+    if weights and launches(weights[0]):
+        memory = fitting(memory, weights[0].device)
+    return max(1, memory // (4 * 8 * network.output_shape[0] * largest))
 
 
 def interval_rules(shrink: float) -> Rules:

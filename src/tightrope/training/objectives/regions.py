@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tightrope.attacks import CrossEntropy, Steps, pgd
 from tightrope.box import Box
+from tightrope.draws import uniform_like
 from tightrope.training.batchnorm import FixedModel
 
 
@@ -77,7 +78,7 @@ class SmallBox:
         if self.start == "ball":
             return []
         width = ball.upper - ball.lower
-        return [x + (torch.rand_like(x) - 0.5) * width for _ in range(self.restarts)]
+        return [x + (uniform_like(x) - 0.5) * width for _ in range(self.restarts)]
 
     def _schedule(self) -> Steps:
         if self.step_decay == 1:

@@ -1,0 +1,78 @@
+"""Steps of small networks, on the CPU and on the pretended GPU."""
+
+from functools import cache
+
+import torch
+from pretend_cuda import pretend_cuda, real
+from torch import nn
+
+from tightrope import devices
+from tightrope.graph import trace
+from tightrope.training.step import Step
+
+SHAPE = (1, 8, 8)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2, padding=1),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+        nn.BatchNorm1d(10),
+        nn.ReLU(),
+        nn.Linear(10, 4),
+    ).to(memory_format=torch.channels_last)
+
+
+def batch(samples=7):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(samples, *SHAPE, generator=generator)
+    return x, torch.randint(4, (samples,), generator=generator)
+
+
+def step(objective, device, *, radius=0.05, annealing=False, **options):
+    """Return what a step says, its gradients and the running statistics."""
+    net, graph, state = _traced(device)
+    with torch.no_grad():
+        for tensor, value in zip(net.state_dict().values(), state, strict=True):
+            real(tensor).copy_(value)
+    net.zero_grad()
+    x, y = (t.to(device) for t in batch())
+    torch.manual_seed(2)
+    result = Step(graph, objective, 0.1, **options)(x, y, radius, annealing=annealing)
+    gradients = {name: real(p.grad) for name, p in net.named_parameters()}
+    return result, gradients, {name: real(b).clone() for name, b in net.named_buffers()}
+
+
+@cache
+def _traced(device):
+    """Tracing takes longer than a step; the graph shares the tensors of the network."""
+    net = network().to(device)
+    return net, trace(net, SHAPE), [t.clone() for t in network().state_dict().values()]
+
+
+def as_on_gpu(monkeypatch):
+    """Let the CPU take the ways of a GPU, to compare with."""
+    monkeypatch.setattr(devices, "IMMEDIATE", ())
+
+
+def on_both(objective, monkeypatch, **options):
+    as_on_gpu(monkeypatch)
+    expected = step(objective, "cpu", **options)
+    with pretend_cuda():
+        return step(objective, "cuda", **options), expected
+
+
+def assert_same(found, expected):
+    assert found[0] == expected[0]
+    for tensors, others in zip(found[1:], expected[1:], strict=True):
+        assert tensors.keys() == others.keys()
+        for name, tensor in tensors.items():
+            other = others[name]
+            assert (tensor is None) == (other is None), name
+            assert tensor is None or torch.equal(tensor, other), name

@@ -1,0 +1,120 @@
+"""Bounds, verdicts and estimates on a pretended GPU are those of the CPU."""
+
+import dataclasses
+import json
+
+import gpu_steps
+import pytest
+import torch
+from pretend_cuda import CUDA, pretend_cuda, real
+from torch import nn
+
+import tightrope as tr
+from tightrope import nets
+from tightrope.certification.bounding import METHODS
+from tightrope.certification.stages import STAGES
+from tightrope.runs import Run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EPS = 0.02
+
+
+@pytest.fixture
+def alike(monkeypatch):
+    """The CPU takes the ways of a GPU."""
+    gpu_steps.as_on_gpu(monkeypatch)
+
+
+def small(device="cpu"):
+    torch.manual_seed(3)
+    layers = (nn.Conv2d(1, 2, 3, stride=2), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(18, 6), nn.ReLU(), nn.Linear(6, 3)).to(device).eval()
+
+
+def inputs(count=3):
+    return torch.rand(count, *gpu_steps.SHAPE, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bounds_are_the_same(method, alike):
+    expected = tr.bounds(small(), inputs(), eps=EPS, method=method)
+    with pretend_cuda():
+        found = tr.bounds(small("cuda"), inputs().to("cuda"), eps=EPS, method=method)
+        assert found.lower.device == found.upper.device == CUDA
+    assert torch.equal(real(found.lower), expected.lower)
+    assert torch.equal(real(found.upper), expected.upper)
+
+
+def timeless(answer):
+    """Return an answer without what a clock says."""
+    values = {f.name: real(getattr(answer, f.name)) for f in dataclasses.fields(answer)}
+    point = values.pop("counterexample", None)
+    return {k: v for k, v in values.items() if "seconds" not in k}, point
+
+
+@pytest.mark.parametrize("eps", [0.01, 0.08, 0.3])
+@pytest.mark.parametrize("split", ["relu", "input"])
+def test_one_sample_has_the_same_answer(eps, split, alike, monkeypatch):
+    monkeypatch.setattr("tightrope.certification.stages.PROBING", 600.0)  # no clock decides
+    x = inputs(1)[0]
+    label = int(small()(x[None]).argmax())
+    options = {"eps": eps, "split": split, "timeout": 6000}
+    expected = timeless(tr.verify(small(), x, label, **options))
+    with pretend_cuda():
+        answer = tr.verify(small("cuda"), x.to("cuda"), label, **options)
+        found = timeless(answer)
+    assert found[0] == expected[0]
+    assert (found[1] is None) == (expected[1] is None)
+    assert found[1] is None or torch.equal(found[1], expected[1])
+
+
+def test_a_property_file_has_the_same_answer(tmp_path, alike):
+    network, text = tmp_path / "net.onnx", tmp_path / "property.vnnlib"
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2))
+    nets.export_onnx(module, (2,), network)
+    lines = [f"(declare-const {name} Real)" for name in ("X_0", "X_1", "Y_0", "Y_1")]
+    lines += [f"(assert (>= X_{i} 0.0))\n(assert (<= X_{i} 0.3))" for i in range(2)]
+    for threshold in (-10, 0.0, 10):
+        text.write_text("\n".join([*lines, f"(assert (<= Y_0 {threshold}))"]))
+        expected = tr.verify_file(network, text)
+        with pretend_cuda():
+            found = tr.verify_file(network, text, device="cuda")
+        assert found.verdict == expected.verdict and found.stage == expected.stage
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+def records(run):
+    """Return the journal without what a clock says."""
+    lines = (run.folder / "certification.jsonl").read_text().splitlines()
+    kept = [json.loads(line) for line in lines if '"index"' in line]
+    return [{k: v for k, v in r.items() if k not in ("seconds", "times")} for r in kept]
+
+
+@pytest.mark.parametrize("stages", [tuple(STAGES), ("ibp", "bab"), ("crown", "milp")])
+def test_a_certification_is_the_same(stages, certifiable, tmp_path, alike):
+    import shutil
+
+    copy = Run(tmp_path / "copy")
+    shutil.copytree(certifiable.folder, copy.folder)
+    options = {"eps": 0.1, "stages": stages, "timeout": 600, "steps": 10, "restarts": 2}
+    expected = tr.certify(certifiable, device="cpu", **options)
+    with pretend_cuda() as counts:
+        found = tr.certify(copy, device="cuda", **options)
+    assert counts.ops.total() > 100
+    assert records(copy) == records(certifiable)
+    assert found.certified == expected.certified and found.adversarial == expected.adversarial
+    assert len({r["verdict"] for r in records(copy)}) > 1
+
+
+def test_attacks_and_estimates_are_the_same(certifiable, alike):
+    options = {"eps": 0.1, "steps": 8, "restarts": 2}
+    for evaluate in (tr.attack, tr.estimate):
+        expected = dataclasses.asdict(evaluate(certifiable, device="cpu", **options))
+        with pretend_cuda():
+            found = dataclasses.asdict(evaluate(certifiable, device="cuda", **options))
+        assert found.pop("seconds") and expected.pop("seconds")
+        assert found == expected

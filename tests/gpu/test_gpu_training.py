@@ -1,0 +1,153 @@
+"""Training on a pretended GPU: the same numbers as the CPU, and every tensor in its place."""
+
+import gpu_steps
+import pytest
+import torch
+from pretend_cuda import CUDA, PretendTensor, pretend_cuda, real
+
+from tightrope.data import Batches
+from tightrope.data.augmentation import Augmentation
+from tightrope.graph import trace
+from tightrope.training.batchnorm import precise_batchnorm
+from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
+from tightrope.training.objectives import METHODS, STAPS, TAPS, Standard
+from tightrope.training.settings import Settings
+from tightrope.training.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SPLIT = {"taps": 1, "staps": 2}
+OBJECTIVES = {
+    name: method(classifier_relus=SPLIT[name]) if name in SPLIT else method()
+    for name, method in METHODS.items()
+}
+OBJECTIVES |= {
+    "taps-single": TAPS(classifier_relus=1, estimators="single"),
+    "taps-restarts": TAPS(classifier_relus=2, restarts=2, connector=0.0),
+    "staps-shrink": STAPS(classifier_relus=1, shrink=0.8),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_is_the_same(name, monkeypatch):
+    gpu_steps.assert_same(*gpu_steps.on_both(OBJECTIVES[name], monkeypatch))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_in_parts_is_the_same(name, monkeypatch):
+    gpu_steps.assert_same(*gpu_steps.on_both(OBJECTIVES[name], monkeypatch, accumulate=3))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", ["ibp", "sabr", "mtl-ibp"])
+def test_regularised_steps_are_the_same(name, accumulate, monkeypatch):
+    options = {"annealing": True, "regularizer_weight": 0.5, "l1": 1e-3, "natural_weight": 0.2}
+    found = gpu_steps.on_both(OBJECTIVES[name], monkeypatch, accumulate=accumulate, **options)
+    gpu_steps.assert_same(*found)
+
+
+def test_precise_statistics_are_the_same():
+    batches = [gpu_steps.batch(5), gpu_steps.batch(3)]
+    found = {}
+    with pretend_cuda():
+        for device in ("cpu", "cuda"):
+            net = gpu_steps.network().to(device)
+            moved = [(x.to(device), y.to(device)) for x, y in batches]
+            precise_batchnorm(trace(net, gpu_steps.SHAPE), moved)
+            found[device] = [real(t) for t in net.buffers()]
+    assert all(map(torch.equal, found["cuda"], found["cpu"]))
+    assert not torch.equal(found["cpu"][0], torch.zeros(3))
+
+
+# --- the trainer --------------------------------------------------------------------------------
+
+GIVEN = {
+    "method": "taps",
+    "eps": 0.05,
+    "epochs": 3,
+    "annealing_epochs": 1,
+    "average_from": 1,
+    "select": "last",
+    "precise_bn": True,
+    "learning_rate": 0.01,
+    "taps.steps": 3,
+}
+
+
+def batches(device):
+    x, y = gpu_steps.batch(20)
+    images = (x * 255).to(torch.uint8)
+    flipped = Augmentation(flip=True, crop=8, padding=1)
+    return (
+        Batches(images, y, 6, training=True, drop_last=True, augment=flipped, device=device),
+        Batches(images, y, 10, device=device),
+    )
+
+
+def trainer(device, **given):
+    settings = Settings.parse({**GIVEN, **given}).resolve(normalize=False, network={})
+    torch.manual_seed(4)
+    net = gpu_steps.network()
+    return Trainer(net, gpu_steps.SHAPE, settings, settings.objective(), torch.device(device))
+
+
+def train(made, device):
+    records = []
+    made.run(
+        *batches(device), on_epoch=lambda t, record, selected: records.append((record, selected))
+    )
+    numbers = [({k: v for k, v in r.items() if "seconds" not in k}, s) for r, s in records]
+    return numbers, [real(t) for t in made.module.state_dict().values()]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "radam"])
+def test_a_training_is_the_same(optimizer, monkeypatch):
+    gpu_steps.as_on_gpu(monkeypatch)
+    records, weights = train(trainer("cpu", optimizer=optimizer), "cpu")
+    with pretend_cuda() as counts:
+        made = trainer("cuda", optimizer=optimizer)
+        assert all(isinstance(p, PretendTensor) for p in made.module.parameters())
+        counts.clear()
+        found, others = train(made, "cuda")
+    assert found == records
+    assert all(map(torch.equal, others, weights))
+    assert counts.uploads.total() and not counts.unpinned
+
+
+@pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
+def test_a_training_continues_on_another_device(first, then, tmp_path, monkeypatch):
+    gpu_steps.as_on_gpu(monkeypatch)
+    _, weights = train(trainer("cpu"), "cpu")
+
+    class StopError(Exception):
+        pass
+
+    def stop(made, record, selected):
+        save_checkpoint(made.checkpoint(), tmp_path / "checkpoint.pt")
+        if record["epoch"] == 1:
+            raise StopError
+
+    with pretend_cuda():
+        with pytest.raises(StopError):
+            trainer(first).run(*batches(first), on_epoch=stop)
+        resumed = trainer(then)
+        resumed.restore(load_checkpoint(tmp_path / "checkpoint.pt"))
+        records, found = train(resumed, then)
+    assert len(records) == 1
+    assert all(map(torch.equal, found, weights))
+
+
+def test_a_seed_means_the_same_network_on_every_device():
+    plain = trainer("cpu", initialization="shi").module
+    with pretend_cuda():
+        moved = trainer("cuda", initialization="shi").module
+        assert all(p.device == CUDA for p in moved.parameters())
+        found = [real(p) for p in moved.parameters()]
+    assert all(map(torch.equal, found, plain.parameters()))
+    assert not torch.equal(found[0], gpu_steps.network()[0].weight)
+
+
+def test_a_step_at_radius_zero_is_the_clean_loss(monkeypatch):
+    found, expected = gpu_steps.on_both(Standard(), monkeypatch, radius=0.0)
+    gpu_steps.assert_same(found, expected)
+    assert found[0].robust == found[0].natural
