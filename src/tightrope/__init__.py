@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.certification.certifying import certify as certify
     from tightrope.certification.radii import LargestRadius as LargestRadius
     from tightrope.certification.radii import largest_radius as largest_radius
+    from tightrope.certification.smoothing.smoothing import Smoothing as Smoothing
+    from tightrope.certification.smoothing.smoothing import smooth as smooth
     from tightrope.certification.specs import Spec as Spec
     from tightrope.certification.specs import argmax as argmax
     from tightrope.certification.specs import linear as linear
@@ -59,6 +61,7 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.training.objectives import TAPS as TAPS
     from tightrope.training.objectives import Loss as Loss
     from tightrope.training.objectives import MultiPGD as MultiPGD
+    from tightrope.training.objectives import Noise as Noise
     from tightrope.training.objectives import Objective as Objective
     from tightrope.training.objectives import Standard as Standard
     from tightrope.training.training import train as train
@@ -72,6 +75,7 @@ _HOMES = {
     "certification.bounding": ("bounds",),
     "certification.certifying": ("certify",),
     "certification.radii": ("LargestRadius", "largest_radius"),
+    "certification.smoothing.smoothing": ("Smoothing", "smooth"),
     "certification.specs": ("Spec", "argmax", "linear", "within"),
     "certification.verifying": ("verify", "verify_file"),
     "errors": ("UserError",),
@@ -86,7 +90,7 @@ _HOMES = {
     "training.estimating": ("Estimate", "estimate"),
     "training.objectives": (
         *("CCIBP", "EXPIBP", "IBP", "IBPR", "MTLIBP", "PGD", "SABR", "STAPS", "TAPS"),
-        *("Loss", "MultiPGD", "Objective", "Standard"),
+        *("Loss", "MultiPGD", "Noise", "Objective", "Standard"),
     ),
     "training.training": ("train",),
 }

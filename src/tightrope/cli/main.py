@@ -68,6 +68,11 @@ COMMANDS = {
         "reproduce",
         "Make a table or figure of the paper, with a verdict on each of its claims.",
     ),
+    "smooth": Home(
+        "smooth",
+        "smooth",
+        "Certify a run's network under Gaussian noise, with high probability (l2).",
+    ),
     "train": Home("train", "train", "Train a network into a run folder."),
     "verify": Home("verify", "verify", "Prove or refute a VNN-LIB property of an ONNX network."),
 }

@@ -54,6 +54,7 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cc-ibp": ("cc", ("alpha", *_ATTACK, "attack_scale")),
     "exp-ibp": ("exp", ("alpha", *_ATTACK, "attack_scale")),
     "ibp-r": ("ibp-r", ("area_weight", "masked", *_ATTACK)),
+    "noise": ("noise", ("sigma",)),
 }
 # Settings that have an option of their own on the command line.
 OPTIONS = ("data", "data_dir", "net", "method", "eps", "epochs", "seed", "device")

@@ -95,6 +95,11 @@ class Run:
         return self.folder / "estimate.json"
 
     @property
+    def smoothing(self) -> Path:
+        """The result of `tightrope smooth`."""
+        return self.folder / "smoothing.json"
+
+    @property
     def report(self) -> Path:
         """The page about the run."""
         return self.folder / "report.html"
@@ -107,9 +112,9 @@ class Run:
     def files(self) -> list[str]:
         """Return the names of all files that a run folder may have."""
         trained = (self.config, self.checkpoint, self.history_file, self.weights)
-        found = (self.journal, self.certification, self.attack, self.estimate, self.report)
+        found = (self.journal, self.certification, self.attack, self.estimate, self.smoothing)
         others = (nets.ARCHITECTURE_FILE, ESTIMATED, EXACT, SPLITS, lock.FILE)
-        return [*(path.name for path in (*trained, *found)), *others]
+        return [*(path.name for path in (*trained, *found, self.report)), *others]
 
     def settings(self) -> Config:
         """Read the settings of the training, and check what others than training use of them."""
@@ -207,8 +212,9 @@ class Run:
     def clear(self) -> None:
         """Remove the files of an earlier run from the folder, except its settings."""
         self.clear_certification()
-        files = (self.checkpoint, self.history_file, self.weights, self.attack, self.estimate)
-        for path in (*files, self.folder / nets.ARCHITECTURE_FILE):
+        files = (self.checkpoint, self.history_file, self.weights)
+        results = (self.attack, self.estimate, self.smoothing)
+        for path in (*files, *results, self.folder / nets.ARCHITECTURE_FILE):
             path.unlink(missing_ok=True)
 
     def clear_certification(self) -> None:

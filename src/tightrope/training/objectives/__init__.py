@@ -12,13 +12,14 @@ from tightrope.training.objectives.expressive import CCIBP, EXPIBP, MTLIBP
 from tightrope.training.objectives.ibp import IBP
 from tightrope.training.objectives.ibp_r import IBPR
 from tightrope.training.objectives.multi_pgd import MultiPGD
+from tightrope.training.objectives.noise import Noise
 from tightrope.training.objectives.pgd import PGD
 from tightrope.training.objectives.sabr import SABR
 from tightrope.training.objectives.standard import Standard
 from tightrope.training.objectives.staps import STAPS
 from tightrope.training.objectives.taps import TAPS
 
-_ALL = (Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR)
+_ALL = (Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR, Noise)
 METHODS: dict[str, type[Objective]] = {method.name: method for method in _ALL}
 
 
@@ -52,6 +53,7 @@ __all__ = [
     "TAPS",
     "Loss",
     "MultiPGD",
+    "Noise",
     "Objective",
     "Standard",
     "find_method",
