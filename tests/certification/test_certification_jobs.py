@@ -28,6 +28,7 @@ from tightrope.runs.journal import Record
 from tightrope.runs.lock import Lock
 
 certify_module = importlib.import_module("tightrope.certification.session")
+engine_module = importlib.import_module("tightrope.parallel.engine")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -180,9 +181,9 @@ def test_workers_and_threads(
     def instead(task: Any, todo: Any, watcher: Any, **options: Any) -> None:
         asked.append((options["workers"], options["threads"]))
         assert isinstance(options["share"], Lock)
-        certify_module.run_here(task, todo, watcher)
+        engine_module.run_here(task, todo, watcher)
 
-    monkeypatch.setattr(certify_module, "run_in_processes", instead)
+    monkeypatch.setattr(engine_module, "run_in_processes", instead)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert certify(certifiable, jobs=jobs, samples=samples).complete
     assert asked == ([(workers, threads)] if workers > 1 else [])
@@ -242,7 +243,7 @@ def test_what_a_dead_worker_had_sent_is_neither_lost_nor_doubled(
                 watcher.message(again, record)
             watcher.finished(again, None)
 
-    monkeypatch.setattr(certify_module, "run_in_processes", instead)
+    monkeypatch.setattr(engine_module, "run_in_processes", instead)
     assert certify(certifiable, jobs=2).complete
     assert len(lines(certifiable)) == 10 and results(certifiable) == results(clean)
     assert len(known) == 5 and all(len(indices) == 1 for indices in known)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gated
 import ray
 from handmade import certifiable_run
+from hangs import PATIENCE
 from parallel_tasks import Item, Seen, Squares, unable
 from ray.cluster_utils import Cluster
 from test_certification_sharing import hard_sample
@@ -39,34 +43,45 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
 
 
+def kill_when_busy(cluster: Cluster, node: Any, killed: list[int]) -> None:
+    """Kill a node when both workers have a second batch in hand, then let the other one go on."""
+    end = time.monotonic() + PATIENCE
+    while len(list(gated.folder().iterdir())) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    killed += gated.pids(node.node_id)
+    cluster.remove_node(node, allow_graceful=False)
+    while any(Path(f"/proc/{pid}").exists() for pid in killed) and time.monotonic() < end:
+        time.sleep(0.05)
+    (gated.folder() / "open").touch()
+
+
 def lost_node(scratch: Path) -> dict[str, Any]:
     """Certify on two nodes, of which one is killed in the middle."""
     session.BATCH = 2
-    options = {"stages": ("ibp", "attack"), "steps": 400, "restarts": 2}
+    options: dict[str, Any] = {"stages": ("ibp", "attack"), "steps": 5, "restarts": 2}
     alone, run = certifiable_run(scratch / "alone"), certifiable_run(scratch / "run")
     tr.certify(alone, **options)
+    gated.folder().mkdir()
+    session.Decider = gated.Gated  # type: ignore[misc]
     cluster = Cluster(head_node_args={"num_cpus": 1, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")  # to the head
     other = cluster.add_node(num_cpus=1)
     given: list[str] = []
-    give, message = session.Session.give, session.Session.message
+    give = session.Session.give
     killed: list[int] = []
 
     def counted(self: Any, item: Any) -> Any:
         given.append(str(item))
         return give(self, item)
 
-    def killing(self: Any, item: Any, content: Any) -> None:
-        message(self, item, content)
-        if len(given) >= 2 and not killed:  # both have begun
-            killed.append(len(self.records))
-            cluster.remove_node(other, allow_graceful=False)
-
-    session.Session.give, session.Session.message = counted, killing  # type: ignore[method-assign]
+    session.Session.give = counted  # type: ignore[method-assign]
+    killer = threading.Thread(target=kill_when_busy, args=(cluster, other, killed), daemon=True)
+    killer.start()
     shown: list[int] = []
     summary = tr.certify(
         run, engine="ray", jobs=2, progress=lambda s: shown.append(s.open), **options
     )
+    killer.join()
     found = {
         "listening": listening(),
         "killed": killed,

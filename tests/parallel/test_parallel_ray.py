@@ -31,7 +31,7 @@ def outcome(case: str, scratch: Path) -> dict[str, Any]:
     scratch.mkdir(exist_ok=True)
     paths = os.pathsep.join([*map(str, PATHS), os.environ.get("PYTHONPATH", "")])
     # Ray keeps a token of its clusters in the user's home.
-    variables = {"PYTHONPATH": paths, "HOME": str(scratch)}
+    variables = {"PYTHONPATH": paths, "HOME": str(scratch), "GATE": str(scratch / "gate")}
     with loopback.started(CASES, case, scratch, **variables) as process:
         out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err[-3000:]
@@ -48,9 +48,9 @@ def outcome(case: str, scratch: Path) -> dict[str, Any]:
 def test_a_node_is_killed_in_the_middle(tmp_path: Path) -> None:
     found = outcome("lost_node", tmp_path / "scratch")
     assert found["listening"] and set(found["listening"]) <= HERE  # loopback and nothing else
-    (when,) = found["killed"]
-    assert when < 10  # not all was decided
-    assert len(found["given"]) > 5 and len(set(found["given"])) == 5  # some batch was given again
+    assert len(found["killed"]) == 1  # it had a batch in hand
+    # Five batches, of which that one was given again.
+    assert len(found["given"]) == 6 and len(set(found["given"])) == 5
     by_index = sorted(found["records"], key=lambda record: record["index"])
     assert [record["index"] for record in by_index] == list(range(10))  # every sample once
     assert by_index == sorted(found["expected"], key=lambda record: record["index"])
