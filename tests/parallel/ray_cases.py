@@ -46,7 +46,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 def kill_when_busy(cluster: Cluster, node: Any, killed: list[int]) -> None:
     """Kill a node when both workers have a second batch in hand, then let the other one go on."""
     end = time.monotonic() + PATIENCE
-    while len(list(gated.folder().iterdir())) < 2 and time.monotonic() < end:
+    while len({path.name.partition("-")[0] for path in gated.folder().iterdir()}) < 2 and time.monotonic() < end:
         time.sleep(0.05)
     killed += gated.pids(node.node_id)
     cluster.remove_node(node, allow_graceful=False)
@@ -63,7 +63,8 @@ def lost_node(scratch: Path) -> dict[str, Any]:
     tr.certify(alone, **options)
     gated.folder().mkdir()
     session.Decider = gated.Gated  # type: ignore[misc]
-    cluster = Cluster(head_node_args={"num_cpus": 1, "include_dashboard": False})
+    head = {"num_cpus": 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")  # to the head
     other = cluster.add_node(num_cpus=1)
     given: list[str] = []
