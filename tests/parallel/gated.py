@@ -41,3 +41,8 @@ class Gated(Decider):
 def pids(node: str) -> list[int]:
     """Return the workers of a node that wait."""
     return [int(path.name.rpartition("-")[2]) for path in folder().glob(f"{node}-*")]
+
+
+def nodes() -> set[str]:
+    """Return the nodes that have workers which wait."""
+    return {path.name.partition("-")[0] for path in folder().glob("*-*")}

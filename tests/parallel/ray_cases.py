@@ -18,13 +18,18 @@ from hangs import PATIENCE
 from parallel_tasks import Item, Seen, Squares, unable
 from ray.cluster_utils import Cluster
 from test_certification_sharing import hard_sample
+from test_study_compare_jobs import SETTINGS as TWO
+from test_study_compare_jobs import results
+from test_study_reproduce_runner import BAD, SMALL
 
 import tightrope as tr
 from tightrope.certification import session
 from tightrope.parallel import RayCluster
 from tightrope.parallel.on_ray import run_on_ray
+from tightrope.study.runner import carry_out_all
 
 TIMES = ("seconds", "times")
+SETTINGS = {name: value for name, value in TWO.items() if name != "taps"}
 
 
 def listening() -> list[str]:
@@ -46,7 +51,10 @@ def records(folder: Path) -> list[dict[str, Any]]:
 def kill_when_busy(cluster: Cluster, node: Any, killed: list[int]) -> None:
     """Kill a node when both workers have a second batch in hand, then let the other one go on."""
     end = time.monotonic() + PATIENCE
-    while len({path.name.partition("-")[0] for path in gated.folder().iterdir()}) < 2 and time.monotonic() < end:
+    while (
+        len({path.name.partition("-")[0] for path in gated.folder().iterdir()}) < 2
+        and time.monotonic() < end
+    ):
         time.sleep(0.05)
     killed += gated.pids(node.node_id)
     cluster.remove_node(node, allow_graceful=False)
@@ -79,9 +87,8 @@ def lost_node(scratch: Path) -> dict[str, Any]:
     killer = threading.Thread(target=kill_when_busy, args=(cluster, other, killed), daemon=True)
     killer.start()
     shown: list[int] = []
-    summary = tr.certify(
-        run, engine="ray", jobs=2, progress=lambda s: shown.append(s.open), **options
-    )
+    where = {"engine": "ray", "address": cluster.address}
+    summary = tr.certify(run, **where, jobs=2, progress=lambda s: shown.append(s.open), **options)
     killer.join()
     found = {
         "listening": listening(),
@@ -100,22 +107,34 @@ def lost_node(scratch: Path) -> dict[str, Any]:
 
 
 def tasks(scratch: Path) -> dict[str, Any]:
-    """Items that workers die of, on this machine alone; then a search in parts."""
+    """Items that workers die of, on this machine alone."""
     os.environ["OMP_NUM_THREADS"] = "1"
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     seen, here = Seen(), RayCluster()
-    items = [Item(1), Item(2, deaths=2), Item(4, deaths=9), Item(6, error="user"), Item(3)]
+    items = [Item(1), Item(2, deaths=1), Item(4, deaths=9), Item(6, error="user"), Item(3)]
     run_on_ray(partial(Squares, scratch), items, seen, cluster=here, workers=2)
     try:
         run_on_ray(unable, [Item(1)], Seen(), cluster=here, workers=1)
     except FileNotFoundError as error:
         told = str(error.filename)
+    ray.shutdown()
+    return {
+        "results": seen.results,
+        "given": sorted(seen.given),
+        "errors": {n: [type(e).__name__, str(e)] for n, e in seen.errors.items()},
+        "unable": told,
+    }
+
+
+def parts(scratch: Path) -> dict[str, Any]:
+    """A sample whose search is worth sharing, on two workers."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     module, x, label = hard_sample()
-    parts: list[str] = []
+    some_parts: list[str] = []
     shared = session.Session.shared
 
     def noted(self: Any, item: Any, some: list[Any]) -> None:
-        parts.extend(type(part).__name__ for part in some)
+        some_parts.extend(type(part).__name__ for part in some)
         shared(self, item, some)
 
     session.Session.shared = noted  # type: ignore[method-assign]
@@ -129,18 +148,29 @@ def tasks(scratch: Path) -> dict[str, Any]:
         engine="ray",
         jobs=2,
     )
-    found = {
-        "results": seen.results,
-        "given": sorted(seen.given),
-        "errors": {n: [type(e).__name__, str(e)] for n, e in seen.errors.items()},
-        "unable": told,
-        "parts": parts,
-        "verified": summary.verified,
-    }
     ray.shutdown()
-    return found
+    return {"parts": some_parts, "verified": summary.verified}
 
+
+def studies(scratch: Path) -> dict[str, Any]:
+    """Compare methods and carry out plans on a cluster that the command starts itself."""
+    where = {"engine": "ray", "jobs": 1}
+    tr.compare(["ibp"], out=scratch / "alone", **SETTINGS)
+    tr.compare(["ibp"], out=scratch / "out", **where, **SETTINGS)
+    assert not ray.is_initialized()  # it is gone with the command
+    plans = carry_out_all([SMALL, BAD], scratch, jobs=1, threads=1, cluster=RayCluster())
+    names = [sorted(p.name for p in (scratch / f / "ibp-0").iterdir()) for f in ("alone", "out")]
+    return {
+        "same": results(scratch / "alone") == results(scratch / "out"),
+        "files": names,
+        "failures": plans.failures,
+        "journal": len(records(scratch / "runs" / "small")),
+        "listening": listening(),
+    }
+
+
+CASES = {"lost_node": lost_node, "tasks": tasks, "parts": parts, "studies": studies}
 
 if __name__ == "__main__":
-    result = {"lost_node": lost_node, "tasks": tasks}[sys.argv[1]](Path(sys.argv[2]))
+    result = CASES[sys.argv[1]](Path(sys.argv[2]))
     print("RESULT", json.dumps(result), flush=True)

@@ -15,7 +15,7 @@ from hangs import PATIENCE
 
 CASES = Path(__file__).with_name("ray_cases.py")
 ROOM = Path(__file__).parent.parent
-PATHS = [ROOM, *(ROOM / name for name in ("certification", "parallel", "runs"))]
+PATHS = [ROOM, *(ROOM / name for name in ("certification", "parallel", "runs", "study"))]
 HERE = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 WHY_NOT = (
     "Ray is not installed: pip install 'tightrope[ray]'"
@@ -58,10 +58,10 @@ def test_a_node_is_killed_in_the_middle(tmp_path: Path) -> None:
     assert found["complete"] and found["shown"][-1] == 0
 
 
-def test_items_that_workers_die_of_and_a_search_in_parts(tmp_path: Path) -> None:
+def test_items_that_workers_die_of(tmp_path: Path) -> None:
     found = outcome("tasks", tmp_path / "scratch")
     assert found["results"] == {"1": 1, "2": 4, "3": 9}
-    assert found["given"] == [1, 2, 2, 2, 3, 4, 4, 4, 6]
+    assert found["given"] == [1, 2, 2, 3, 4, 4, 4, 6]
     assert set(found["errors"]) == {"4", "6"}
     kind, text = found["errors"]["4"]
     assert kind == "UserError" and "\n" not in text
@@ -69,4 +69,16 @@ def test_items_that_workers_die_of_and_a_search_in_parts(tmp_path: Path) -> None
         assert fragment in text
     assert found["errors"]["6"] == ["UserError", "user"]
     assert found["unable"] == "weights"
+
+
+def test_a_search_in_parts(tmp_path: Path) -> None:
+    found = outcome("parts", tmp_path / "scratch")
     assert "Part" in found["parts"] and found["verified"] == 1
+
+
+@pytest.mark.slow
+def test_comparing_and_reproducing(tmp_path: Path) -> None:
+    found = outcome("studies", tmp_path / "scratch")
+    assert found["same"] and found["files"][0] == found["files"][1]
+    assert list(found["failures"]) == ["bad"] and found["journal"] == 5
+    assert set(found["listening"]) <= HERE

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tightrope as tr
-from tightrope.study import comparing
+from tightrope.parallel import engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -89,7 +89,7 @@ def test_a_run_whose_worker_died_is_resumed(
             assert again.arguments["resume"] and not item.arguments["resume"]
             watcher.finished(item, prepare()(again, lambda message: None))
 
-    monkeypatch.setattr(comparing, "run_in_processes", instead)
+    monkeypatch.setattr(engine, "run_in_processes", instead)
     tr.compare(["ibp", "taps"], out=tmp_path / "out", jobs=2, watch=Heard(), **SETTINGS)
     assert results(tmp_path / "out") == results(alone[0])
 

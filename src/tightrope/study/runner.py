@@ -117,7 +117,8 @@ class _Runs(Watcher[Plan]):
         reason = " ".join(str(error).split())
         if not isinstance(error, UserError):
             log = log_file(self.folder, plan)
-            reason = f"{type(error).__name__}: {reason}"[:300] + f" (see {log})"
+            where = f" (see {log})" if log.exists() else ""  # machines of a cluster keep none
+            reason = f"{type(error).__name__}: {reason}"[:300] + where
         elif "--force" in reason:  # `reproduce` itself overwrites nothing
             reason += f"; here: remove {self.folder / 'runs' / plan.name}"
         self.session.failures[plan.name] = reason
