@@ -1,7 +1,7 @@
 """How far does `certify` scale? A simulation of its scheduler, fed with measured seconds.
 
-    python benchmarks/scaling.py                     # simulates, and writes docs/results/scaling
-    python benchmarks/scaling.py --measure RUN       # first measures seconds per sample of a run
+    python benchmarks/scaling.py --measure RUN --out FOLDER   # measures seconds per sample of a run
+    python benchmarks/scaling.py --out FOLDER                 # simulates with what was measured
 
 It says nothing about hardware: a worker is a worker. The scheduler is the class that runs on Ray
 (`tightrope.parallel.scheduler`) with a simulated clock; workers take the measured seconds of CPU
@@ -23,7 +23,6 @@ from pathlib import Path
 from tightrope.parallel.scheduler import Scheduler
 from tightrope.waiting import sleep_while_waiting
 
-HOME = Path(__file__).parent.parent / "docs" / "results" / "scaling"
 WORKERS = (1, 3, 10, 30, 100, 300, 1000)
 SAMPLES, BATCHES = 10_000, (500, 50)
 LATENCY = 0.005  # seconds that a message takes
@@ -245,13 +244,15 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, metavar="RUN")
     parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--timeout", type=float, default=60.0)
-    parser.add_argument("--out", type=Path, default=HOME)
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     seconds = given.out / "seconds.json"
     if given.measure is not None:
         found = measure(given.measure, given.samples, given.timeout)
         seconds.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    elif not seconds.exists():
+        parser.error(f"nothing was measured yet: there is no {seconds}; give --measure RUN")
     measured = json.loads(seconds.read_text(encoding="utf-8"))
     rows = simulate(measured)
     numbers = measured["alone"], measured["common"]

@@ -10,8 +10,8 @@ import ray
 from hangs import PATIENCE
 
 from tightrope.certification.deciding import Decider
-from tightrope.certification.work_items import Portion
-from tightrope.parallel import Send
+from tightrope.certification.work_items import Batch, Portion
+from tightrope.parallel import Send, current_wishes
 
 GATE = "GATE"  # the variable that names the folder of the gate
 
@@ -35,6 +35,17 @@ class Gated(Decider):
             end = time.monotonic() + PATIENCE
             while not (folder() / "open").exists() and time.monotonic() < end:
                 time.sleep(0.05)
+        super().__call__(item, send)
+
+
+class Patient(Decider):
+    """Begins when others are idle and it was wished that it shares: then its search is divided."""
+
+    def __call__(self, item: Portion, send: Send) -> None:
+        """Send a record per sample, some time."""
+        end = time.monotonic() + PATIENCE
+        while isinstance(item, Batch) and not current_wishes().share and time.monotonic() < end:
+            time.sleep(0.05)
         super().__call__(item, send)
 
 

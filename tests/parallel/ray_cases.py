@@ -138,6 +138,7 @@ def parts(scratch: Path) -> dict[str, Any]:
         shared(self, item, some)
 
     session.Session.shared = noted  # type: ignore[method-assign]
+    session.Decider = gated.Patient  # type: ignore[misc]
     summary = tr.certify(
         module,
         data=(x, label),

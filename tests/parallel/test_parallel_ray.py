@@ -58,6 +58,7 @@ def test_a_node_is_killed_in_the_middle(tmp_path: Path) -> None:
     assert found["complete"] and found["shown"][-1] == 0
 
 
+@pytest.mark.slow
 def test_items_that_workers_die_of(tmp_path: Path) -> None:
     found = outcome("tasks", tmp_path / "scratch")
     assert found["results"] == {"1": 1, "2": 4, "3": 9}
