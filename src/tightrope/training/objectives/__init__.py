@@ -8,6 +8,7 @@ from typing import Any
 
 from tightrope.errors import unknown_name
 from tightrope.training.objectives.base import Loss, Objective
+from tightrope.training.objectives.crown_ibp import CROWNIBP
 from tightrope.training.objectives.expressive import CCIBP, EXPIBP, MTLIBP
 from tightrope.training.objectives.ibp import IBP
 from tightrope.training.objectives.ibp_r import IBPR
@@ -18,7 +19,7 @@ from tightrope.training.objectives.standard import Standard
 from tightrope.training.objectives.staps import STAPS
 from tightrope.training.objectives.taps import TAPS
 
-_ALL = (Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR)
+_ALL = (Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR, CROWNIBP)
 METHODS: dict[str, type[Objective]] = {method.name: method for method in _ALL}
 
 
@@ -41,6 +42,7 @@ def section(name: str) -> str:
 
 __all__ = [
     "CCIBP",
+    "CROWNIBP",
     "EXPIBP",
     "IBP",
     "IBPR",
