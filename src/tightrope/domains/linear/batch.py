@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tightrope.box import Box
 from tightrope.domains import interval
-from tightrope.domains.linear.batch_kernel import pull, pull_gradient
+from tightrope.domains.linear.batch_kernel import least, least_gradient, pull, pull_gradient
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
-from tightrope.domains.linear.relaxations import kinked, lines
+from tightrope.domains.linear.relaxations import Lines, kinked, lines
 from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, Pass, by_intervals, pull_activation
 from tightrope.domains.linear.rules import RULES as LINEAR
 from tightrope.graph import Graph, ops
@@ -68,21 +68,33 @@ class SampleRows(Coefficients):
 def shuffled(values: Tensor, op: ops.Conv2d, shape: tuple[int, ...]) -> Tensor:
     """Return a transposed convolution as a convolution whose channels are pixels, rearranged.
 
-    Library kernels are slow where few channels come out. With stride s, output `s q + r - padding`
-    is the sum of inputs q - j times weights s j + r: one convolution for each of the s x s
-    remainders r.
+    Library kernels are slow where few channels come out. With stride s, output `s q + r` of a side
+    is the sum of inputs q - j times weights s j + r, one convolution for each of the s x s
+    remainders r; for this the padding has to be a multiple of s, and zeros before the weights
+    make it one.
     """
-    (s, _), (height, width) = op.stride, op.weight.shape[2:]
-    rows, columns = -(-height // s), -(-width // s)
-    weight = F.pad(op.weight, (0, columns * s - width, 0, rows * s - height))
-    weight = weight.unflatten(3, (columns, s)).unflatten(2, (rows, s))  # [out, in, j, r, j, r]
+    s = op.stride[0]
+    skips = [-(-padding // s) for padding in op.padding]  # multiples of s that are cut off
+    lead = [skip * s - padding for skip, padding in zip(skips, op.padding, strict=True)]
+    sizes = [k + e for k, e in zip(op.weight.shape[2:], lead, strict=True)]
+    taps = [-(-size // s) for size in sizes]
+    ends = [tap * s - size for tap, size in zip(taps, sizes, strict=True)]
+    weight = F.pad(op.weight, (lead[1], ends[1], lead[0], ends[0]))
+    weight = weight.unflatten(3, (taps[1], s)).unflatten(2, (taps[0], s))  # [out, in, j, r, j, r]
     kernel = weight.permute(1, 3, 5, 0, 2, 4).flip(4, 5).flatten(0, 2)
-    apart = F.conv2d(values, kernel, None, 1, (rows - 1, columns - 1))
-    top, side = op.padding
-    whole = F.pixel_shuffle(apart, s)
-    short = (max(0, side + shape[2] - whole.shape[3]), max(0, top + shape[1] - whole.shape[2]))
-    whole = F.pad(whole, (0, short[0], 0, short[1]))  # inputs that no window reaches
-    return whole[:, :, top : top + shape[1], side : side + shape[2]]
+    before = [tap - 1 - skip for tap, skip in zip(taps, skips, strict=True)]
+    # As many as there are inputs, also those that no window reaches.
+    after = [
+        -(-size // s) - count + skip
+        for size, count, skip in zip(shape[1:], values.shape[2:], skips, strict=True)
+    ]
+    padding = tuple(before)
+    if before != after or min(before) < 0:
+        values, padding = F.pad(values, (before[1], after[1], before[0], after[0])), (0, 0)
+    whole = F.pixel_shuffle(F.conv2d(values, kernel, None, 1, padding), s)
+    if whole.shape[1:] == shape:
+        return whole
+    return whole[:, :, : shape[1], : shape[2]]
 
 
 def lanes(t: Tensor) -> Tensor:
@@ -120,7 +132,10 @@ class Bender:
         if bias is None:
             bias = low.new_zeros(low.shape[1])
         rows = lanes(a.values).unflatten(0, (-1, a.each))
-        values, constant = _Bend.apply(rows, low, high, bias, left)
+        if is_compiled(rows):
+            values, constant = _Bend.apply(rows, low, high, bias, left)
+        else:
+            values, constant = bent(rows, lines(op, Box(low, high)), bias)
         state.add_number(constant.flatten())
         return a.like(from_lanes(values.flatten(0, 1), a.values.shape))
 
@@ -132,16 +147,32 @@ def without_biases(graph: Graph) -> tuple[Graph, dict[int, Tensor]]:
     biases: dict[int, Tensor] = {}
     for i, node in enumerate(graph.nodes):
         before = node.inputs[0] if kinked(node.op) else 0
-        op = graph.nodes[before].op
-        if isinstance(op, ops.Linear | ops.Conv2d) and op.bias is not None:
-            if len(readers[before]) == 1:
-                shape = graph.nodes[before].shape
-                channels = op.bias.view(1, -1, *(1 for _ in shape[1:]))
-                if isinstance(op, ops.Linear):
-                    channels = op.bias
-                biases[i] = lanes(channels.expand(1, *shape)).flatten()
-                plain[before] = replace(op, bias=None)
+        op, shape = graph.nodes[before].op, graph.nodes[before].shape
+        if not isinstance(op, ops.Linear | ops.Conv2d) or len(readers[before]) != 1:
+            continue
+        if op.bias is not None:
+            per_channel = (-1, *(1 for _ in shape[1:])) if isinstance(op, ops.Conv2d) else (-1,)
+            biases[i] = lanes(op.bias.view(per_channel).expand(1, *shape)).flatten()
+            plain[before] = replace(op, bias=None)
     return graph.replace_ops(plain), biases
+
+
+def is_compiled(rows: Tensor) -> bool:
+    """Return whether there are compiled loops for such rows."""
+    return rows.is_cpu and rows.dtype in (torch.float32, torch.float64)
+
+
+def bent(rows: Tensor, line: Lines, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows, [batch, rows, neurons], before ReLUs, and what they add to the bound.
+
+    The same as the compiled loops, for other devices and dtypes.
+    """
+    below, above, intercept = (
+        t.unsqueeze(1) for t in (line.lower_slope, line.upper_slope, line.upper_intercept)
+    )
+    negative = rows.clamp(max=0)
+    values = (rows - negative) * below + negative * above
+    return values, (negative * intercept).sum(2) + values @ bias
 
 
 class _Bend(torch.autograd.Function):
@@ -168,6 +199,24 @@ class _Bend(torch.autograd.Function):
             a,
         )
         return *found[:3], found[3].sum(0), None
+
+
+class _Least(torch.autograd.Function):
+    """`a . center - |a| . radius` of rows on boxes of inputs, which have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, center: Tensor, radius: Tensor) -> Tensor:
+        ctx.save_for_backward(a, center, radius)
+        found = a.new_empty(a.shape[:2])
+        _in_parts(lambda part: least(*part(a, center, radius, found)), a)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        a, center, radius = ctx.saved_tensors
+        given, found = grads[0].contiguous(), torch.empty_like(a)
+        _in_parts(lambda part: least_gradient(*part(a, center, radius, given, found)), a)
+        return found, None, None
 
 
 def _in_parts(work: Callable[[Callable[..., tuple[Any, ...]]], None], a: Tensor) -> None:
@@ -204,7 +253,7 @@ def relaxed_by_intervals(graph: Graph, box: Box, known: Mapping[int, Box]) -> Re
 
 
 def relaxed_by_lines(graph: Graph, box: Box) -> Relaxation:
-    """Return the relaxation whose bounds are linear ones themselves: CROWN's, for small networks."""
+    """Return the relaxation whose bounds are linear ones, too: CROWN's, for small networks."""
     boxes: dict[int, Box] = {0: Box(*box.corners)}
     needed = read_by_activations(graph)
     for i, node in enumerate(graph.nodes[1:], start=1):
@@ -276,4 +325,10 @@ def _pulled(relaxation: Relaxation, target: int, rows: Tensor) -> Tensor:
     start = SampleRows(rows.flatten(0, 1), None, each)
     graph, biases = without_biases(relaxation.graph)
     form = replace(relaxation, graph=graph).pull(target, start, activation=Bender(biases))
-    return form.minimum(relaxation.box).view(batch, each)
+    rows, box = form.coefficients.values, relaxation.box
+    if is_compiled(rows) and not box.center.requires_grad:
+        center, radius = (lanes(t) for t in box.middle)
+        lowest = _Least.apply(lanes(rows).unflatten(0, (-1, each)), center, radius)
+        return form.constant.view(batch, each) + lowest
+    # Where nothing depends on the input, the form's coefficients are of another kind.
+    return replace(form, coefficients=start.like(rows)).minimum(box).view(batch, each)
