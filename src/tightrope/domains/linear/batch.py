@@ -140,12 +140,15 @@ class Bender:
         return a.like(from_lanes(values.flatten(0, 1), a.values.shape))
 
 
-def without_biases(graph: Graph) -> tuple[Graph, dict[int, Tensor]]:
-    """Return the graph without the biases of layers that only a ReLU reads, and these."""
+def without_biases(graph: Graph, target: int) -> tuple[Graph, dict[int, Tensor]]:
+    """Return the graph without the biases of layers that only a ReLU reads, and these.
+
+    Rows of the target meet the ReLUs up to it only.
+    """
     readers = graph.consumers()
     plain: dict[int, ops.Op] = {}
     biases: dict[int, Tensor] = {}
-    for i, node in enumerate(graph.nodes):
+    for i, node in enumerate(graph.nodes[: target + 1]):
         before = node.inputs[0] if kinked(node.op) else 0
         op, shape = graph.nodes[before].op, graph.nodes[before].shape
         if not isinstance(op, ops.Linear | ops.Conv2d) or len(readers[before]) != 1:
@@ -323,7 +326,7 @@ def bytes_kept(graph: Graph, target: int, rows: Tensor) -> int:
 def _pulled(relaxation: Relaxation, target: int, rows: Tensor) -> Tensor:
     batch, each = rows.shape[:2]
     start = SampleRows(rows.flatten(0, 1), None, each)
-    graph, biases = without_biases(relaxation.graph)
+    graph, biases = without_biases(relaxation.graph, target)
     form = replace(relaxation, graph=graph).pull(target, start, activation=Bender(biases))
     rows, box = form.coefficients.values, relaxation.box
     if is_compiled(rows) and not box.center.requires_grad:

@@ -83,7 +83,9 @@ class CROWNIBP(Objective):
             relaxation = batch.relaxed_by_intervals(graph, box, boxes)
         seen = {i: boxes[i] for i in model.watched}
         if self.loss == "fused":
-            value = fused_loss(relaxation, margins, upper_margins(graph, boxes, margins, y), y, beta)
+            value = fused_loss(
+                relaxation, margins, upper_margins(graph, boxes, margins, y), y, beta
+            )
             return Loss(value, certified(margins, y), boxes=seen)
         mixed = beta * linear_margins(relaxation, y) + (1 - beta) * margins
         return Loss(margin_loss(mixed, y), certified(mixed, y), boxes=seen)
