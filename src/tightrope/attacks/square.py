@@ -35,13 +35,19 @@ def sides(shape: tuple[int, int], share: float) -> tuple[int, int]:
     return min(side, height), min(side, width)
 
 
+def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return channels, rows and columns; what is no image is one row."""
+    if len(shape) == 2:
+        return 1, shape[0], shape[1]
+    return (shape[0], shape[1], shape[2]) if len(shape) == 3 else (1, 1, math.prod(shape))
+
+
 @torch.no_grad()
 def square(network: Network, ball: Ball, *, queries: int = QUERIES) -> Tensor:
     """Return the point with the lowest margin of each sample; those misclassified leave at once."""
     box, radius, labels = ball.box.detach(), ball.radius, ball.labels
     x = ball.x
-    shape = (1, 1, *x.shape[1:]) if x.dim() == 2 else (1, *x.shape[1:]) if x.dim() == 3 else x.shape
-    channels, height, width = shape[-3:]
+    channels, height, width = _image(tuple(x.shape[1:]))
 
     def signs(count: int, *size: int) -> Tensor:
         return torch.randint(0, 2, (count, *size), device=x.device).to(x.dtype) * 2 - 1
