@@ -142,7 +142,7 @@ def broken_by_suite(
     subject: Subject, problems: Open, found: list[Tensor | None]
 ) -> Iterator[tuple[str, int]]:
     """Attack samples, write counterexamples to `found`; yield attacks and how many withstood."""
-    box = _inner(problems)
+    inner = _inner(problems)
     balls = [opened.problem.ball for opened in problems]
     x = torch.cat(
         [
@@ -152,12 +152,12 @@ def broken_by_suite(
     )
     limits = {None if b is None else b.domain for b in balls}
     domain = limits.pop() if len(limits) == 1 else None
-    labels = torch.tensor([p.problem.label for p in problems], device=box.lower.device)
+    labels = torch.tensor([p.problem.label for p in problems], device=inner.lower.device)
     unlimited = (-math.inf, math.inf)
-    ball = AttackedBall(x, Box(*box.corners), labels, domain or unlimited)
+    ball = AttackedBall(x, Box(*inner.corners), labels, domain or unlimited)
 
     def confirm(points: Tensor, index: Tensor) -> Tensor:
-        inside = box[index].contains(points) & (subject.predict(points) != labels[index])
+        inside = inner[index].contains(points) & (subject.predict(points) != labels[index])
         broken = subject.fooled(points, labels[index], inside)
         for place in broken.nonzero()[:, 0].tolist():
             found[int(index[place])] = points[place]
