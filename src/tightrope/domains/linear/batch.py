@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tightrope.box import Box
+from tightrope.devices import launches
 from tightrope.domains import interval
 from tightrope.domains.linear.batch_kernel import least, least_gradient, pull, pull_gradient
 from tightrope.domains.linear.bounded import Relaxation
@@ -162,7 +163,7 @@ def without_biases(graph: Graph, target: int) -> tuple[Graph, dict[int, Tensor]]
 
 def is_compiled(rows: Tensor) -> bool:
     """Return whether there are compiled loops for such rows."""
-    return rows.is_cpu and rows.dtype in (torch.float32, torch.float64)
+    return not launches(rows) and rows.dtype in (torch.float32, torch.float64)
 
 
 def bent(rows: Tensor, line: Lines, bias: Tensor) -> tuple[Tensor, Tensor]:
