@@ -27,7 +27,17 @@ from networks import BATCH, RADIUS, State, annealed_state, build, endless
 
 from tightrope.graph import trace
 from tightrope.training.memory import reuse_freed_memory
-from tightrope.training.objectives import IBP, MTLIBP, PGD, SABR, STAPS, TAPS, Objective, Standard
+from tightrope.training.objectives import (
+    CROWNIBP,
+    IBP,
+    MTLIBP,
+    PGD,
+    SABR,
+    STAPS,
+    TAPS,
+    Objective,
+    Standard,
+)
 from tightrope.training.settings import Settings
 from tightrope.training.step import Step
 from tightrope.training.trainer import make_optimizer
@@ -42,6 +52,8 @@ def methods(net: str) -> dict[str, Objective]:
     return {
         "standard": Standard(),
         "ibp": IBP(),
+        "crown-ibp, margins": CROWNIBP(end_beta=0.5),
+        "crown-ibp, fused": CROWNIBP(end_beta=0.5, loss="fused"),
         "pgd, 10 steps": PGD(steps=10),
         "sabr, 8 steps": SABR(steps=8),
         "mtl-ibp, 10 steps": MTLIBP(steps=10),

@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.training.estimating import Estimate as Estimate
     from tightrope.training.estimating import estimate as estimate
     from tightrope.training.objectives import CCIBP as CCIBP
+    from tightrope.training.objectives import CROWNIBP as CROWNIBP
     from tightrope.training.objectives import EXPIBP as EXPIBP
     from tightrope.training.objectives import IBP as IBP
     from tightrope.training.objectives import IBPR as IBPR
@@ -89,7 +90,7 @@ _HOMES = {
     "study.reproducing": ("reproduce",),
     "training.estimating": ("Estimate", "estimate"),
     "training.objectives": (
-        *("CCIBP", "EXPIBP", "IBP", "IBPR", "MTLIBP", "PGD", "SABR", "STAPS", "TAPS"),
+        *("CCIBP", "CROWNIBP", "EXPIBP", "IBP", "IBPR", "MTLIBP", "PGD", "SABR", "STAPS", "TAPS"),
         *("Loss", "MultiPGD", "Noise", "Objective", "Standard"),
     ),
     "training.training": ("train",),

@@ -1,4 +1,4 @@
-"""Is there time to compile a loop?
+"""Loops that are compiled when they are first called.
 
 Loops that numba compiles take 4 to 15 seconds at their first call, a tenth of a second in every
 later process: what was compiled is kept beside the sources where we may write there. Whoever is in
@@ -23,3 +23,15 @@ def in_time(function: Any) -> bool:
     # Where there is no cache, there is no folder of it.
     folder = getattr(function.stats, "cache_path", None)
     return folder is not None and any(Path(folder).glob(f"*.{name}-*.nbi"))
+
+
+def compiled(function: Any) -> Any:
+    """Compile a function when it is first called, for this and later processes."""
+    from numba import njit  # takes a while to load
+
+    # Sums may be reordered and contracted, as in the library's own kernels.
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no place for a cache that we may write to
+        return njit(**options)(function)

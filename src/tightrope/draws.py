@@ -6,7 +6,7 @@ numbers that one process would have, and their generators stay in step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -59,8 +59,15 @@ def own_rows(count: int) -> Rows:
 
 def uniform_like(t: Tensor) -> Tensor:
     """Draw uniform numbers from [0, 1) like `torch.rand_like`, one row per row of the batch."""
-    if _own.get() is None:
-        return torch.rand_like(t)
+    return torch.rand_like(t) if _own.get() is None else _drawn(t, Tensor.uniform_)
+
+
+def normal_like(t: Tensor) -> Tensor:
+    """Draw standard normal numbers like `torch.randn_like`, one row per row of the batch."""
+    return torch.randn_like(t) if _own.get() is None else _drawn(t, Tensor.normal_)
+
+
+def _drawn(t: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
     rows = own_rows(len(t))
     # The memory order decides which number goes where, so the whole batch has that of the part.
     shape, strides, length = (rows.total, *t.shape[1:]), [0] * t.dim(), 1
@@ -69,4 +76,4 @@ def uniform_like(t: Tensor) -> Tensor:
         length *= t.shape[dim]
     strides[0] = length
     whole = torch.empty_strided(shape, strides, dtype=t.dtype, device=t.device)
-    return whole.uniform_()[rows.inside]
+    return draw(whole)[rows.inside]

@@ -196,6 +196,24 @@ def test_attack(commands: Commands, run: Path) -> None:
     assert percentages(human.out) == pytest.approx(expected, abs=0.01)
 
 
+def test_attack_by_a_suite(commands: Commands, run: Path) -> None:
+    options = ("--samples", "20", "--eps", "0.05", "--suite", "autoattack")
+    outcome = commands.run("attack", run, *options, "--json")
+    assert_fine(outcome)
+    result = outcome.json
+    assert result == json.loads((run / "attack.json").read_text())
+    assert list(result["after"]) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    falling = [result["natural"], *result["after"].values()]
+    assert falling == sorted(falling, reverse=True)
+    assert result["adversarial"] == falling[-1] < result["natural"]
+    assert result["settings"]["suite"] == "autoattack" and "steps" not in result["settings"]
+    human = commands.run("attack", run, *options)
+    assert_fine(human)
+    assert percentages(human.out)[: len(falling)] == pytest.approx([100 * f for f in falling])
+    refused = commands.run("attack", run, "--suite", "autoatack")
+    assert refused.code == 2 and "autoattack" in refused.err
+
+
 def test_a_stronger_attack_and_a_larger_radius_break_more(commands: Commands, run: Path) -> None:
     def adversarial(*options: str) -> float:
         outcome = commands.run("attack", run, "--samples", "200", *options, "--json")

@@ -17,7 +17,7 @@ OF_THE_METHOD = ("method", "initialization", "l1", "options", "regularizer_weigh
 @pytest.mark.parametrize("group", LAPTOP)
 def test_methods_of_a_laptop_group_differ_in_nothing_else(group):
     members = [resolved(name) for name in NAMES if name.startswith(f"laptop/{group}-")]
-    methods = {"ibp", "sabr", "taps", "staps", "mtl-ibp", "pgd"}
+    methods = {"ibp", "crown-ibp", "sabr", "taps", "staps", "mtl-ibp", "pgd"}
     assert {member.method for member in members} == methods
     shared = [
         {k: v for k, v in vars(member).items() if k not in OF_THE_METHOD} for member in members

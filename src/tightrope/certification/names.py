@@ -3,6 +3,9 @@
 # All but `milp`: exact up to its solver's tolerances only, it has to be asked for.
 DEFAULT_STAGES = ("ibp", "quick", "crown-ibp", "crown", "attack", "alpha", "bab")
 
+# What `tightrope attack` attacks with.
+SUITES = ("pgd", "autoattack")
+
 # What a search may take apart, whether it uses multi-neuron constraints, and the rules by which it
 # chooses a neuron to split.
 SPLITS = ("auto", "input", "relu")

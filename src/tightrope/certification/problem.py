@@ -34,7 +34,7 @@ class Problem:
     `outer` contains the exact input set (float64), `inner` lies in it (the network's dtype); both
     have batch size 1. `fails` says of one point whether it is a counterexample. `label` is the
     class that has to win everywhere, if that is what is asked: such problems are bounded and
-    attacked many at a time.
+    attacked many at a time. `ball` is then where the box comes from, if it is one of a ball.
     """
 
     outer: Box
@@ -42,6 +42,7 @@ class Problem:
     unsafe: Unsafe
     fails: Fails
     label: int | None = None
+    ball: Ball | None = None
 
     def refuter(self, subject: Subject) -> Refuter:
         """Return what turns points into counterexamples."""
@@ -114,7 +115,8 @@ def robustness(subject: Subject, ball: Ball, labels: Tensor) -> list[Problem]:
             return int(subject.predict(point[None])[0]) != label
 
         unsafe = Unsafe.misclassification(label, classes, labels.device)
-        return Problem(outer[i : i + 1], inner[i : i + 1], unsafe, fails, label)
+        own = ball[i : i + 1]
+        return Problem(outer[i : i + 1], inner[i : i + 1], unsafe, fails, label, own)
 
     return [problem(i, label) for i, label in enumerate(labels.tolist())]
 

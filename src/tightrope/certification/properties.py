@@ -118,6 +118,11 @@ class Ball:
     domain: Domain = PIXELS
     norm: float = math.inf
 
+    def __getitem__(self, index: slice) -> Ball:
+        """Select inputs."""
+        eps = self.eps[index] if isinstance(self.eps, Tensor) else self.eps
+        return Ball(self.x[index], eps, self.domain, self.norm)
+
     def outer(self) -> Box:
         """Return a float64 box that contains the exact ball."""
         radius = self.eps if isinstance(self.eps, Tensor) else _float_above(self.eps)

@@ -7,6 +7,7 @@ original network fails.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +18,15 @@ from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided
 from tightrope.attacks import strong_attack
+from tightrope.attacks.apgd import Ball as AttackedBall
+from tightrope.attacks.autoattack import autoattack
 from tightrope.box import BallBox, Box, joined
 from tightrope.budget import fitting
 from tightrope.certification import complete
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
 from tightrope.certification.search.inputs import splits_inputs
 from tightrope.certification.subjects import Subject
-from tightrope.deadline import Deadline
+from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.devices import launches
 from tightrope.domains import interval
 from tightrope.domains.linear.bounded import Relaxation
@@ -123,6 +126,48 @@ def attack_stage(
     return [
         _refutation(point if b else None, deadline) for point, b in zip(points, broken, strict=True)
     ]
+
+
+def autoattack_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Refute by AutoAttack's suite; questions about other things than labels by `attack`."""
+    if any(opened.problem.label is None for opened in problems):
+        return attack_stage(subject, problems, settings, deadline)
+    found: list[Tensor | None] = [None] * len(problems)
+    with contextlib.suppress(OutOfTimeError):
+        for _ in broken_by_suite(subject, problems, found):
+            pass
+    return [_refutation(point, deadline) for point in found]
+
+
+def broken_by_suite(
+    subject: Subject, problems: Open, found: list[Tensor | None]
+) -> Iterator[tuple[str, int]]:
+    """Attack samples, write counterexamples to `found`; yield attacks and how many withstood."""
+    inner = _inner(problems)
+    balls = [opened.problem.ball for opened in problems]
+    x = torch.cat(
+        [
+            opened.problem.inner.center if b is None else b.x
+            for opened, b in zip(problems, balls, strict=True)
+        ]
+    )
+    limits = {None if b is None else b.domain for b in balls}
+    domain = limits.pop() if len(limits) == 1 else None
+    labels = torch.tensor([p.problem.label for p in problems], device=inner.lower.device)
+    unlimited = (-math.inf, math.inf)
+    ball = AttackedBall(x, Box(*inner.corners), labels, domain or unlimited)
+
+    def confirm(points: Tensor, index: Tensor) -> Tensor:
+        inside = inner[index].contains(points) & (subject.predict(points) != labels[index])
+        broken = subject.fooled(points, labels[index], inside)
+        for place in broken.nonzero()[:, 0].tolist():
+            found[int(index[place])] = points[place]
+        return broken
+
+    for name, left in autoattack(subject.attacked, ball, confirm):
+        yield name, len(left)
 
 
 def _attack(
@@ -253,6 +298,7 @@ STAGES: dict[str, Stage] = {
     "crown-ibp": Stage(crown_ibp_stage, share=0.5),
     "crown": Stage(crown_stage, share=0.25),
     "attack": Stage(attack_stage, share=0.5),
+    "autoattack": Stage(autoattack_stage, share=0.5),
     "alpha": Stage(alpha_stage, single=True),
     "bab": Stage(bab_stage, single=True),
     "milp": Stage(milp_stage, single=True),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import tightrope as tr
-from tightrope.certification.names import DEFAULT_STAGES
+from tightrope.certification.names import DEFAULT_STAGES, SUITES
 from tightrope.cli.options import branching_option, cuts_option, engine_options, split_option
 from tightrope.cli.output import (
     console,
@@ -46,17 +46,28 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the result a
 @_start
 @_steps
 @_restarts
+@click.option("--suite", default="pgd", help=f"What to attack with: {', '.join(SUITES)}.  [pgd]")
 @_seed
 @_device
 @_wait
 @_json
 def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
-    """Attack the test samples of a run with PGD."""
+    """Attack the test samples of a run with PGD, or with AutoAttack's suite.
+
+    The suite is APGD on the cross-entropy, targeted APGD, FAB-T and Square with their published
+    parameters, each on the samples that are left; --steps and --restarts are PGD's.
+    """
     with sample_bar("attacking", quiet=as_json) as update:
         result = tr.attack(run, wait=wait and tell_waiting, progress=update, **options)
     if as_json:
         print_json(result)
         return
+    if result.after:
+        print_table(
+            f"{run} at eps {result.settings['eps']}: accuracy after each attack",
+            ("natural", *result.after),
+            [tuple(map(percent, (result.natural, *result.after.values())))],
+        )
     print_table(
         f"{run} at eps {_radius(result.settings)}",
         ("samples", "natural", "adversarial", "seconds"),

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
-from numba import njit
-
+from tightrope.compiling import compiled as compiled
 from tightrope.errors import UserError
 from tightrope.files import write_text
 
 # The compiled loops and the tuples that they are called with.
 SOURCES = ("*_kernel.py", "compiling.py", "stability.py", "windows.py")
-
-
-def compiled(function: Any) -> Any:
-    """Compile a function when it is first called, for this and later processes."""
-    # Sums may be reordered and contracted, as in the library's own kernels.
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}}
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no place for a cache that we may write to
-        return njit(**options)(function)
 
 
 def discard_stale(folder: Path) -> None:

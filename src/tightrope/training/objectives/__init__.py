@@ -8,6 +8,7 @@ from typing import Any
 
 from tightrope.errors import unknown_name
 from tightrope.training.objectives.base import Loss, Objective
+from tightrope.training.objectives.crown_ibp import CROWNIBP
 from tightrope.training.objectives.expressive import CCIBP, EXPIBP, MTLIBP
 from tightrope.training.objectives.ibp import IBP
 from tightrope.training.objectives.ibp_r import IBPR
@@ -19,7 +20,10 @@ from tightrope.training.objectives.standard import Standard
 from tightrope.training.objectives.staps import STAPS
 from tightrope.training.objectives.taps import TAPS
 
-_ALL = (Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR, Noise)
+_ALL = (
+    *(Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR, CROWNIBP),
+    Noise,
+)
 METHODS: dict[str, type[Objective]] = {method.name: method for method in _ALL}
 
 
@@ -42,6 +46,7 @@ def section(name: str) -> str:
 
 __all__ = [
     "CCIBP",
+    "CROWNIBP",
     "EXPIBP",
     "IBP",
     "IBPR",

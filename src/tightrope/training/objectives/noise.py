@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tightrope.draws import normal_like
 from tightrope.training.batchnorm import FixedModel
 from tightrope.training.objectives import options
 from tightrope.training.objectives.base import Loss, Objective
@@ -29,4 +29,4 @@ class Noise(Objective):
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return `CE(o(x + sigma xi))` with one standard normal xi for each input."""
-        return Loss(F.cross_entropy(model.graph(x + self.sigma * torch.randn_like(x)), y))
+        return Loss(F.cross_entropy(model.graph(x + self.sigma * normal_like(x)), y))
