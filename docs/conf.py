@@ -50,7 +50,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!tightrope\.).*"),
     (
         r"py:class",
-        r".*\.(onnx\.check\.Item|parallel\.task\.Item|found\.T|pooled\.P|distributed\.T)",
+        r".*\.(onnx\.check\.Item|parallel\.task\.Item|parallel\.scheduler\.Worker|found\.T|pooled\.P"
+        r"|distributed\.T)",
     ),
 ]
 
