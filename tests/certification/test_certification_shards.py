@@ -126,6 +126,21 @@ def test_shards_of_several_radii(tmp_path: Path) -> None:
     assert certify(run, eps=radii).curve == expected.curve
 
 
+def test_shards_of_another_norm(tmp_path: Path) -> None:
+    whole, run = certifiable_run(tmp_path / "whole"), certifiable_run(tmp_path / "run")
+    options = {"norm": "l2", "eps": "0.1"}
+    expected = certify(whole, **options)
+    certify(run, shard="1/2", **options)
+    certify(run, shard="2/2", eps="0.1")  # the usual norm
+    with pytest.raises(UserError, match="norm"):
+        tr.merge(run)
+    assert not run.journal.exists()
+    certify(run, shard="2/2", force=True, **options)
+    merged = tr.merge(run)
+    assert records(run) == records(whole)
+    assert merged.settings == expected.settings and merged.settings["norm"] == "l2"
+
+
 def test_shards_of_a_network_from_elsewhere(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
