@@ -24,7 +24,6 @@ SHARE = 1 << 16  # numbers that torch leaves to one thread, at most
 
 # Of what the numbers of float32 products may be, by the names that a user knows.
 FULL, TF32, BF16 = "full", "tf32", "bf16"
-SEARCH = (FULL, TF32, BF16)
 
 _search: ContextVar[str] = ContextVar("search", default=FULL)
 
@@ -82,7 +81,7 @@ def _set_older(matmul: str, cudnn: bool) -> None:
 
 @contextmanager
 def searching(precision: str) -> Iterator[None]:
-    """Let attacks in this block search in a precision of `SEARCH`; nothing else is changed.
+    """Let attacks in this block search in full, tf32 or bf16; nothing else is changed.
 
     What they find is evaluated by others, in full precision.
     """

@@ -13,7 +13,7 @@ def select(monkeypatch, scores, **given):
     """Train with prescribed (natural, robust) accuracies; return selections and radii."""
     plan, radii = iter(scores), []
 
-    def scripted(graph, objective, batches, radius):
+    def scripted(graph, objective, batches, radius, group):
         radii.append(radius)
         return next(plan)
 

@@ -66,6 +66,8 @@ READ = [
     ("select", ["last"], "last"),
     ("seed", ["7", 7], 7),
     ("device", ["cpu"], "cpu"),
+    ("search_precision", ["bf16"], "bf16"),
+    ("deterministic", ["true", True], True),
 ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from typing import NamedTuple
 
@@ -32,7 +33,11 @@ class Home(NamedTuple):
 
 # Commands are imported when they are called: torch takes seconds, and help should not.
 COMMANDS = {
-    "attack": Home("evaluate", "attack", "Attack the test samples of a run with PGD."),
+    "attack": Home(
+        "evaluate",
+        "attack",
+        "Attack the test samples of a run with PGD, or with AutoAttack's suite.",
+    ),
     "certify": Home(
         "evaluate",
         "certify",
@@ -71,7 +76,7 @@ COMMANDS = {
     "smooth": Home(
         "smooth",
         "smooth",
-        "Certify a run's network under Gaussian noise, with high probability (l2).",
+        "Certify a run's network under Gaussian noise, with high probability.",
     ),
     "train": Home("train", "train", "Train a network into a run folder."),
     "verify": Home("verify", "verify", "Prove or refute a VNN-LIB property of an ONNX network."),
@@ -126,7 +131,14 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     sleep_while_waiting()  # no command is imported yet, so neither is torch
-    sys.exit(_run(arguments))
+    code = _run(arguments)
+    if "WORLD_SIZE" in os.environ:
+        # Of several processes some have gone by now. What talks to them runs in threads that C++
+        # may not find an end for; everything is written, so this process just leaves.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run(arguments: list[str] | None) -> int:

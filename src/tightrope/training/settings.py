@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from tightrope.errors import UserError, shorten, unknown_name
-from tightrope.precision import SEARCH
 from tightrope.radius import format_radius, parse_radius
 from tightrope.reading import MADE_WITH
 from tightrope.reading import flatten as flatten
@@ -105,7 +104,7 @@ class Settings:
     seed: int = setting(0, parsing.whole(0, 2**63 - 1), "seed of everything random")
     device: str = setting("auto", parsing.text, "cpu, cuda, cuda:1, mps or auto")
     search_precision: str = setting(
-        "full", parsing.choice(*SEARCH), "of attacks while they search: full, tf32 or bf16"
+        "full", parsing.choice("full", "tf32", "bf16"), "of attacks while they search"
     )
     deterministic: bool = setting(False, parsing.flag, "only algorithms that repeat their results")
     options: Mapping[str, Any] = field(default_factory=dict)

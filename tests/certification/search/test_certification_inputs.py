@@ -310,7 +310,7 @@ class Needle(nn.Module):
 def probing(network: nn.Module, inner: Box) -> Refuter:
     subject = Subject.__new__(Subject)
     subject.input_shape = (2,)
-    subject.__dict__.update(attacked=network, neurons=10, work=10)
+    subject.__dict__.update(attacked=network, neurons=10, work=10, device=torch.device("cpu"))
     unsafe = Unsafe(-torch.ones(1, 1).double(), torch.zeros(1).double(), torch.tensor([0]))
     return Refuter(subject, inner, unsafe, lambda point: float(network(point[None])) >= 0)
 
