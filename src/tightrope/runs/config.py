@@ -54,6 +54,7 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cc-ibp": ("cc", ("alpha", *_ATTACK, "attack_scale")),
     "exp-ibp": ("exp", ("alpha", *_ATTACK, "attack_scale")),
     "ibp-r": ("ibp-r", ("area_weight", "masked", *_ATTACK)),
+    "crown-ibp": ("crown-ibp", ("end_beta", "loss", "bounds", "start_kappa", "end_kappa")),
     "noise": ("noise", ("sigma",)),
 }
 # Settings that have an option of their own on the command line.

@@ -79,7 +79,7 @@ def carry_out_all(
             todo.append(plan)
         else:
             display.end(plan.name, "reused")
-    watcher = _Runs(folder, display)
+    watcher = _Runs(folder, display, logs=cluster is None)
     if cluster is not None and todo:
         home = Home(watcher, lambda plan: folder / "runs" / plan.name, wait)
         run_tasks(partial(Traveller, carry_out_afar), todo, home, workers=jobs, cluster=cluster)
@@ -92,8 +92,8 @@ def carry_out_all(
 class _Runs(Watcher[Plan]):
     """Notes what becomes of the runs, and shows it."""
 
-    def __init__(self, folder: Path, display: Display) -> None:
-        self.folder, self.display = folder, display
+    def __init__(self, folder: Path, display: Display, *, logs: bool) -> None:
+        self.folder, self.display, self.logs = folder, display, logs
         self.session = Session()
         self.began: dict[str, float] = {}
 
@@ -116,8 +116,8 @@ class _Runs(Watcher[Plan]):
         """Note the reason in one line; the other runs go on."""
         reason = " ".join(str(error).split())
         if not isinstance(error, UserError):
-            log = log_file(self.folder, plan)
-            where = f" (see {log})" if log.exists() else ""  # machines of a cluster keep none
+            # Machines of a cluster keep their logs.
+            where = f" (see {log_file(self.folder, plan)})" if self.logs else ""
             reason = f"{type(error).__name__}: {reason}"[:300] + where
         elif "--force" in reason:  # `reproduce` itself overwrites nothing
             reason += f"; here: remove {self.folder / 'runs' / plan.name}"

@@ -192,6 +192,16 @@ class Group:
         except RuntimeError:  # whoever held the store is gone, and can tell nothing
             return True
 
+    def leave(self) -> None:
+        """Say that this process needs the store no more; who holds it waits for the others."""
+        with suppress(RuntimeError):
+            self.store.set_timeout(LAST_WORDS)
+            gone = self.store.add("gone", 1)
+            until = time.monotonic() + LAST_WORDS.total_seconds()
+            while self.rank == 0 and gone < self.size and time.monotonic() < until:
+                time.sleep(0.02)
+                gone = self.store.add("gone", 0)
+
     def _exchange(self, value: T) -> list[T]:
         """Return every process's value."""
         values: list[Any] = [None] * self.size
@@ -293,6 +303,7 @@ def joined() -> Iterator[Group | None]:
         raise
     finally:
         _joined = None
+        group.leave()
         with suppress(RuntimeError):
             dist.destroy_process_group()
 
