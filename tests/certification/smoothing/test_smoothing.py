@@ -19,7 +19,6 @@ from tightrope.certification.smoothing.radius import (
     certified_radius,
     largest_radius,
     lowest_share,
-    majority_is_clear,
 )
 from tightrope.certification.smoothing.voting import Noise, certify_votes, count_votes
 from tightrope.errors import UserError
@@ -59,13 +58,6 @@ def test_too_few_votes_abstain() -> None:
     assert certified_radius(0, 1000, 0.25, 0.001) is None
     radius = certified_radius(990, 1000, 0.25, 0.001)
     assert radius is not None and 0 < radius < 0.25 * NormalDist().inv_cdf(0.99)
-
-
-def test_majorities_are_tested_from_both_sides() -> None:
-    # Ten of ten have probability 2^-9.
-    assert majority_is_clear(np.array([0, 10, 0]), 2**-9)
-    assert not majority_is_clear(np.array([0, 10, 0]), 2**-9 - 1e-9)
-    assert not majority_is_clear(np.array([5, 5]), 0.9)
 
 
 def half_space(normal: Tensor, offset: float) -> Any:

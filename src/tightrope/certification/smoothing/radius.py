@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from statistics import NormalDist
 
-import numpy as np
 from scipy.special import betaincinv
 from scipy.stats import binom
 
@@ -42,12 +41,3 @@ def certified_radius(votes: int, draws: int, sigma: float, alpha: float) -> floa
 def largest_radius(draws: int, sigma: float, alpha: float) -> float:
     """Return the radius if all votes agree: more than that no draws of this number can say."""
     return certified_radius(draws, draws, sigma, alpha) or 0.0
-
-
-def majority_is_clear(counts: np.ndarray[tuple[int], np.dtype[np.int64]], alpha: float) -> bool:
-    """Return whether the winner of a vote is, with confidence, the class most voted for.
-
-    A two-sided binomial test of the two largest counts (Cohen et al.'s PREDICT).
-    """
-    second, first = (int(n) for n in np.sort(counts)[-2:])
-    return min(1.0, 2 * float(binom.sf(first - 1, first + second, 0.5))) <= alpha
