@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -60,12 +61,13 @@ class Counts:
     waits: Counter[str] = field(default_factory=Counter)
     uploads: Counter[str] = field(default_factory=Counter)
     unpinned: int = 0
+    most: int = 0  # bytes of the largest result
 
     def clear(self) -> None:
         """Forget everything so far."""
         for counter in (self.ops, self.kinds, self.waits, self.uploads):
             counter.clear()
-        self.unpinned = 0
+        self.unpinned = self.most = 0
 
     def describe(self, most: int = 12) -> str:
         """Return the totals and the places with the most."""
@@ -197,9 +199,9 @@ class _Kernels(TorchDispatchMode):
 
     active: ClassVar[list[_Kernels]] = []
 
-    def __init__(self) -> None:
+    def __init__(self, largest: float) -> None:
         super().__init__()
-        self.counts = Counts()
+        self.counts, self.largest = Counts(), largest
         self.pinned: list[Tensor] = []
 
     @classmethod
@@ -237,6 +239,7 @@ class _Kernels(TorchDispatchMode):
             self.counts.ops[_place()] += 1
             self.counts.kinds[name] += 1
         out = func(*real(args), **real(kwargs))
+        self._check_size(out)
         out = tree_map(lambda t: PretendTensor(t) if isinstance(t, Tensor) else t, out)
         return return_and_correct_aliasing(func, args, kwargs, out)
 
@@ -250,6 +253,15 @@ class _Kernels(TorchDispatchMode):
             self.counts.ops[_place()] += 1
         func(*real(args), **real(kwargs))
         return target
+
+    def _check_size(self, out: Any) -> None:
+        size = max((t.nbytes for t in tree_flatten(out)[0] if isinstance(t, Tensor)), default=0)
+        self.counts.most = max(self.counts.most, size)
+        if size > self.largest:
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {size} bytes. GPU 0 has a total capacity "
+                "of little. See documentation for Memory Management"
+            )
 
     @staticmethod
     def _check_devices(name: str, args: Any, tensors: list[Tensor]) -> None:
@@ -291,9 +303,12 @@ def _place() -> str:
 
 
 @contextlib.contextmanager
-def pretend_cuda() -> Iterator[Counts]:
-    """Let `cuda` be a device in this block, and count what it is asked to do."""
-    kernels = _Kernels()
+def pretend_cuda(largest: float = math.inf) -> Iterator[Counts]:
+    """Let `cuda` be a device in this block, and count what it is asked to do.
+
+    Results of more than `largest` bytes do not fit on the card.
+    """
+    kernels = _Kernels(largest)
     _Kernels.active.append(kernels)
     try:
         with contextlib.ExitStack() as stack:

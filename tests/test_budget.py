@@ -17,6 +17,7 @@ from tightrope.graph.work import fan_in, heaviest, products
 from tightrope.precision import ROUNDING
 
 GB = 1 << 30
+CPU = torch.device("cpu")
 
 
 def system(folder: Path, files: dict[str, str]) -> Path:
@@ -67,11 +68,11 @@ def test_a_system_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_users_have_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tightrope.budget.free_memory", lambda: 10 * GB)
-    assert memory_budget() == 5 * GB
+    assert memory_budget(CPU) == 5 * GB
     monkeypatch.setenv("TIGHTROPE_LIMIT_MEMORY_BYTES", "8000")
-    assert memory_budget() == 8000
-    assert fitting(GB) == 8000 // PARTS
-    assert fitting(10) == 10
+    assert memory_budget(CPU) == 8000
+    assert fitting(GB, CPU) == 8000 // PARTS
+    assert fitting(10, CPU) == 10
 
 
 def test_rows_fit_into_memory_and_into_a_step() -> None:

@@ -26,15 +26,15 @@ from tightrope.limits import MEMORY_BYTES
 PARTS = 4
 # Multiply-adds between two looks at the clock: a fraction of a second on one core.
 STEP = 1 << 30
-# What a command can do about a GPU that is too small for it.
+# What a command can do about a device that is too small for it.
 TRAINING_ADVICE = (
     "train over with a larger accumulate (the same gradients in less memory) or a smaller "
     "batch_size, or continue with --resume on another --device"
 )
 PROVING_ADVICE = (
-    f"set {MEMORY_BYTES.variable} to less, run fewer jobs on it, or give --device cpu; what is "
-    "decided is saved"
+    f"set {MEMORY_BYTES.variable} to less, run fewer jobs at a time, or give another --device"
 )
+TOO_LITTLE = "the device has too little memory"
 # Seconds until what is free is looked up again.
 AGAIN = 0.5
 # Where nothing is known of the machine.
@@ -43,11 +43,11 @@ ASSUMED = 1 << 32
 _SYSTEM = Path("/")
 
 
-def memory_budget(device: torch.device | None = None) -> int:
+def memory_budget(device: torch.device) -> int:
     """Return how many bytes may be used on a device: the user's word, or half of what is free."""
     if MEMORY_BYTES.variable in os.environ:
         return MEMORY_BYTES.value
-    if device is not None and device.type == "cuda":
+    if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         # What PyTorch keeps for later is free for us.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -61,19 +61,33 @@ def _free_in(moment: int, look: Callable[[], int]) -> int:
     return look()
 
 
-def fitting(most: int, device: torch.device | None = None) -> int:
+def fitting(most: int, device: torch.device) -> int:
     """Return how many bytes one part may take: `most`, or less where the budget is small."""
     return max(1, min(most, memory_budget(device) // PARTS))
 
 
 @contextmanager
 def explaining_memory(advice: str) -> Iterator[None]:
-    """Say what to change where a GPU has too little memory."""
+    """Say what to change where a device has too little memory."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        said = str(error).splitlines()[0].split(". ")[0]
-        raise UserError(f"the device has too little memory ({said}); {advice}") from error
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"{TOO_LITTLE}{_said(error)}; {advice}") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory has run out, of a GPU or of the machine."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _said(error: BaseException) -> str:
+    """Return the first sentence of an error, in brackets; the others are about PyTorch."""
+    lines = str(error).splitlines()
+    return f" ({lines[0].split('. ')[0]})" if lines else ""
 
 
 def rows_at_once(memory: int, row_bytes: int, row_work: float = 0.0) -> int:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tightrope.attacks import attack_margins, latent, latent_steps, launched, wrong_classes
+from tightrope.attacks import attack_margins, few_launches, latent, latent_steps, wrong_classes
 from tightrope.attacks.kernels.chains import chain
 from tightrope.attacks.pgd import Search
 from tightrope.box import Box
@@ -75,18 +75,18 @@ def test_who_is_left_out_and_how_it_is_cut_do_not_matter(name, monkeypatch):
     gpu_steps.as_on_gpu(monkeypatch)
     problem = case(name, dtype=torch.float64)
     sizes = []
-    original = launched.Climbers.select
+    original = few_launches.Climbers.select
 
     def select(self, rows):
         sizes.append((len(rows), self.points.shape[0] * self.points.shape[1]))
         return original(self, rows)
 
-    monkeypatch.setattr(launched.Climbers, "select", select)
-    monkeypatch.setattr(launched, "WORTHWHILE", 1.0)
+    monkeypatch.setattr(few_launches.Climbers, "select", select)
+    monkeypatch.setattr(few_launches, "WORTHWHILE", 1.0)
     usual = attack(problem)
     assert sizes and any(left < before for left, before in sizes)
     in_pieces = attack(problem, memory=1)
-    monkeypatch.setattr(launched, "WORTHWHILE", -1.0)
+    monkeypatch.setattr(few_launches, "WORTHWHILE", -1.0)
     sizes.clear()
     assert torch.allclose(attack(problem), usual, atol=1e-12)
     assert not sizes
@@ -102,7 +102,7 @@ def test_gradients_are_those_of_autograd(name):
     rows = torch.arange(len(labels))
     scores = outputs[rows, targets] - outputs[rows, labels]
     (expected,) = torch.autograd.grad(scores.sum(), points)
-    margins = launched.Margins(chain(graph), torch.float64)
+    margins = few_launches.Margins(chain(graph), torch.float64)
     slopes, offsets = margins.rows(labels, targets[:, None])
     with torch.no_grad():
         found, inputs = margins.look(points.detach(), slopes[:, 0], offsets[:, 0])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tightrope.attacks import launched
+from tightrope.attacks import few_launches
 from tightrope.attacks.goals import CrossEntropy, Targeted
 from tightrope.attacks.kernels.chain_attack import attack_chain
 from tightrope.attacks.kernels.chains import FOLLOWED, Chain, chain
@@ -75,7 +75,7 @@ def attack_margins(
     `memory` is the number of bytes to use besides the points themselves, by default what suits
     the processor; it does not change the result. On a CPU, networks of affine layers and ReLUs
     are reduced to what changes (`chain_attack`): less work for the same result, unless `plain`.
-    Elsewhere they are attacked by few launches (`launched`).
+    Elsewhere they are attacked by few launches (`few_launches`).
     """
     box, classifier = box.detach(), classifier.detach()
     start = None if start is None else start.detach()
@@ -130,7 +130,7 @@ def _launched(
     # Drawn for the whole batch, so that the pieces have no influence on the points.
     starts = [first, *(box.sample(count) for _ in range(restarts - 1))]
     found = [
-        launched.attack_chain(
+        few_launches.attack_chain(
             followed, box[p], labels[p], targets[p], [t[p] for t in starts], steps
         )
         for p in _pieces(followed.classifier, first, memory)

@@ -47,6 +47,7 @@ class AttackResult:
     after: dict[str, float] = field(default_factory=dict)
 
 
+@explaining_memory(PROVING_ADVICE)
 def attack(
     run: Run | str | Path,
     *,
@@ -84,8 +85,7 @@ def attack(
         largest = radius_limit(PIXELS, number)
         examination = examine(run, eps, samples, start, device, largest)
         how = _How(suite, StageSettings(steps, restarts), seed, number)
-        with explaining_memory(PROVING_ADVICE):
-            result = _attack(run, examination, how, progress)
+        result = _attack(run, examination, how, progress)
         write_json(run.attack, asdict(result))
     return result
 

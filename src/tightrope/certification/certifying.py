@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tightrope.budget import PROVING_ADVICE, explaining_memory
 from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import CHOICES, check_choices, check_timeout
 from tightrope.certification.properties import PIXELS, Domain, parse_norm
@@ -26,6 +27,7 @@ from tightrope.runs.shards import Shard
 from tightrope.runs.summary import Certification
 
 
+@explaining_memory(f"{PROVING_ADVICE}; what is decided is saved")
 def certify(
     run: Run | nn.Module | Graph | str | Path,
     *,

@@ -195,7 +195,9 @@ def _run(search: Search | Turns, deadline: Deadline) -> Answer:
 
 def _instead(search: GraphSearch) -> str:
     """Say why the network was searched as it is."""
-    needed, most = reduction_bytes(search.relaxation) / 1e9, fitting(MEMORY) / 1e9
+    relaxation = search.relaxation
+    most = fitting(MEMORY, relaxation.box.lower.device) / 1e9
+    needed = reduction_bytes(relaxation) / 1e9
     return f", not reduced: that takes {needed:.3g} GB, and there are {most:.3g}"
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightrope.budget import PROVING_ADVICE, explaining_memory
 from tightrope.certification.deciding import Decider, Task
 from tightrope.certification.families import Families
 from tightrope.certification.resuming import earlier
@@ -86,7 +85,6 @@ class Session(Watcher[Portion]):
         # Written before the first sample, so that a journal always has its settings beside it.
         self._write()
 
-    @explaining_memory(PROVING_ADVICE)
     def decide_all(
         self, jobs: int | None, lock: Lock | None, cluster: RayCluster | None = None
     ) -> Certification:

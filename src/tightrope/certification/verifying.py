@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tightrope.answer import Answer, Cause, Verdict, falsified, undecided
 from tightrope.box import Box
+from tightrope.budget import PROVING_ADVICE, TOO_LITTLE, is_out_of_memory
 from tightrope.certification.arguments import Network, check_network, precision
 from tightrope.certification.cascade import solve
 from tightrope.certification.problem import (
@@ -205,8 +206,14 @@ def verify_and_tell(
     except OutOfTimeError:
         answer = undecided(Cause.TIME, NOT_READ)
         return dataclasses.replace(answer, stage="input", seconds=time.monotonic() - started), None
-    subject = Subject(network.graph().to(target), network.run)
-    answer, case = _decide_cases(subject, network, specification, deadline, seed, choices)
+    try:
+        subject = Subject(network.graph().to(target), network.run)
+        answer, case = _decide_cases(subject, network, specification, deadline, seed, choices)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        answer = undecided(Cause.MEMORY, f"{TOO_LITTLE}: {PROVING_ADVICE}")
+        return dataclasses.replace(answer, seconds=time.monotonic() - started), None
     note = _joined(_note(specification, network.dtype), subject.note(answer))
     answer = dataclasses.replace(answer, seconds=time.monotonic() - started, note=note)
     if answer.counterexample is None or case is None:

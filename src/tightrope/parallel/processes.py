@@ -21,8 +21,7 @@ from multiprocessing.context import SpawnProcess
 from types import ModuleType
 from typing import Any, Generic
 
-import torch
-
+from tightrope.budget import is_out_of_memory
 from tightrope.errors import UserError
 from tightrope.parallel.scheduler import ATTEMPTS, Turn, Waiting
 from tightrope.parallel.task import Item, Prepare, Watcher
@@ -196,9 +195,7 @@ class _Crew(Generic[Item]):
 
 def explained(error: Exception, item: object) -> Exception:
     """Return a worker's error, or what to do about it."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    ):
+    if is_out_of_memory(error):
         return continue_later("a worker process ran out of memory", item)
     return error
 

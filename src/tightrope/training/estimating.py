@@ -51,6 +51,7 @@ class Estimate:
     settings: dict[str, Any]
 
 
+@explaining_memory(PROVING_ADVICE)
 def estimate(
     run: Run | str | Path,
     *,
@@ -83,8 +84,7 @@ def estimate(
         relus = trained_split(run, graph) if classifier_relus is None else classifier_relus
         objectives = estimators(relus, steps=steps, restarts=restarts, ratio=ratio)
         began = time.perf_counter()
-        with explaining_memory(PROVING_ADVICE):
-            counts = _count_robust(examination, graph, relus, objectives, seed, progress)
+        counts = _count_robust(examination, graph, relus, objectives, seed, progress)
         total = len(examination.indices)
         result = Estimate(
             samples=total,

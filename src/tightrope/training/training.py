@@ -54,7 +54,7 @@ def train(
     processes and all of them call this, they train one network together.
     """
     run = Run(Path(out))
-    with joined() as group, ExitStack() as held:
+    with joined() as group, explaining_memory(TRAINING_ADVICE), ExitStack() as held:
         given, objective = each(group, lambda: _gather(preset, method, settings))
         own = _own_class(objective)
 
@@ -79,8 +79,7 @@ def train(
             work.restore()
         else:
             first(group, work.begin)
-        with explaining_memory(TRAINING_ADVICE):
-            work.run_training(progress)
+        work.run_training(progress)
     return run
 
 

@@ -132,7 +132,8 @@ class InputSearch:
             cause = self._out_of_budget(deadline)
             if cause is not None:
                 return self._unfinished(cause)
-            taken = pool.take(self._batch(), deep=pool.bytes > fitting(self.settings.memory))
+            most = fitting(self.settings.memory, self.whole.lower.device)
+            taken = pool.take(self._batch(), deep=pool.bytes > most)
             try:
                 with until(Deadline(deadline)):
                     batch, bounds, best = self._look(taken)

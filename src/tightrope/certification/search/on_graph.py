@@ -65,7 +65,8 @@ class GraphSearch(PooledSearch[Branches]):
         root = find_root(self.relaxation, self.unsafe, deadline=soon, settings=self.settings.root)
         self.bounder, self.relaxation = root.bounder, root.bounder.relaxation
         worst = self._worst_group(root.bounds)
-        self.open = self.pool = OpenBranches(root.problems, memory=fitting(self.settings.slopes))
+        memory = fitting(self.settings.slopes, root.bounds.device)
+        self.open = self.pool = OpenBranches(root.problems, memory=memory)
         bound = root.bounds[root.open].clamp(max=0.0)
         self.pool.add(root.problems, bound, self._candidates(root.costs))
         if not len(self.pool):

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from tightrope.budget import PROVING_ADVICE, explaining_memory
 from tightrope.certification.smoothing.radius import largest_radius
 from tightrope.certification.smoothing.voting import Noise, Smoothed, certify_votes
+from tightrope.devices import forked_random
 from tightrope.errors import UserError, shorten
 from tightrope.files import write_json
 from tightrope.precision import full_precision
@@ -42,6 +44,7 @@ class Smoothing:
     records: tuple[dict[str, Any], ...]
 
 
+@explaining_memory(PROVING_ADVICE)
 def smooth(
     run: Run | str | Path,
     *,
@@ -107,7 +110,7 @@ def _answers(
     """Return index, label and what votes say, for each sample."""
     network = examination.module.eval()
     found, total = [], len(examination.indices)
-    with torch.random.fork_rng(), full_precision():
+    with forked_random(examination.device), full_precision():
         for place in range(total):
             indices, x, labels = examination.batch(place, place + 1)
             index = int(indices[0])

@@ -339,11 +339,12 @@ class _Tightening:
     def _affordable(self, rows: int) -> bool:
         """Whether slopes of that many rows can be optimised on the reduced network."""
         neurons = unstable_neurons(self.found)
-        inputs = self.found.box.lower[0].numel()
+        box = self.found.box.lower
+        inputs = box[0].numel()
         assert self.effort.iterations
         work = rows * neurons * (inputs + neurons / 2) * 2 * self.effort.iterations
         matrices = 12 * (rows + neurons) * (inputs + neurons)
-        return work <= self.effort.work and matrices <= fitting(self.effort.memory)
+        return work <= self.effort.work and matrices <= fitting(self.effort.memory, box.device)
 
     def _chunks(self, place: Tensor) -> Iterator[slice]:
         """Split rows so that the coefficients of each part fit into memory."""
