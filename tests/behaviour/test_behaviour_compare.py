@@ -53,6 +53,27 @@ def test_the_table_is_that_of_the_run_folders(comparison: Path) -> None:
     assert (comparison / "figures" / "comparison.png").stat().st_size > 5_000
 
 
+def test_methods_are_grouped_by_what_they_guarantee(commands: Commands, tmp_path: Path) -> None:
+    """Votes under noise have a table of their own, with radii of another norm."""
+    folder = tmp_path / "all"
+    arguments = ("compare", "--methods", "noise,pgd,ibp", "--out", folder, *EQUAL)
+    few = ("--samples", "20", "--set", "pgd.steps=2")
+    outcome = commands.run(*arguments, *few)
+    assert outcome.code == 0, outcome.err
+    proved, votes = outcome.out[outcome.out.index(str(folder)) :].split("votes under noise")
+    assert "noise" not in proved and "certified at" not in proved
+    assert proved.index(" ibp") < proved.index(" pgd") and "guarantee" in proved
+    assert "certified at 0.25" in votes and " ibp" not in votes and " pgd" not in votes
+    entries = json.loads((folder / "comparison.json").read_text())["entries"]
+    assert [e["guarantee"] for e in entries] == ["probabilistic", "none", "deterministic"]
+    noise = entries[0]["values"]
+    smoothed = json.loads((folder / "noise-0" / "smoothing.json").read_text())
+    assert smoothed["samples"] == 20 and smoothed["settings"]["sigma"] == 0.25
+    assert noise["accuracy"] == [smoothed["accuracy"]]
+    assert noise["certified at 0.5"] == [smoothed["certified"]["0.5"]]
+    assert "certified" not in noise and not (folder / "noise-0" / "certification.json").exists()
+
+
 def test_calling_again_uses_finished_runs(commands: Commands, comparison: Path) -> None:
     weights = comparison / "taps-1" / "model.safetensors"
     before = weights.stat().st_mtime_ns

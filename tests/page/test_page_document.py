@@ -24,6 +24,7 @@ from tightrope.page.content import (
     Sample,
     Skipped,
     Stage,
+    Votes,
 )
 from tightrope.page.document import render
 from tightrope.page.markup import page_file
@@ -166,10 +167,27 @@ def test_several_runs_get_a_table_that_can_be_sorted() -> None:
         full_run("a"), full_run("b", certificate=better), full_run("c", certificate=None)
     )
     headers = [a["aria-sort"] for a in page.all("th", scope="col") if "aria-sort" in a]
-    assert headers == ["ascending"] + ["none"] * 11
-    assert len(page.all("button", type="button")) >= 12
+    # One for those that are certified, one for the other.
+    assert headers == 2 * (["ascending"] + ["none"] * 11)
+    assert len(page.all("button", type="button")) >= 24
+    assert "what is proved" in page.text and "nothing is guaranteed of these" in page.text
     assert "b, the highest certified accuracy" in page.text
     assert "compare with care" not in page.text
+
+
+def test_votes_under_noise_never_stand_beside_proofs() -> None:
+    votes = Votes(200, 0.875, 0.0625, 0.25, 1000, 0.001, {"0.25": 0.75, "0.5": 0.5625})
+    noisy = full_run("noisy", certificate=None, votes=votes)
+    page = render((full_run("proved"), noisy), (), version="1", made="2026-01-02")
+    tables = [t.split("</table>")[0] for t in page.split("<table")[1:]]
+    with_votes = [t for t in tables if "smoothing" in t]
+    (table,) = with_votes
+    for words in ("noisy", "87.50 %", "6.25 %", "75.00 %", "56.25 %", "0.001", "200"):
+        assert words.replace(" %", "\u202f%") in table, words
+    assert "proved<" not in table
+    sortable = [t for t in tables if "sortable" in t]
+    assert len(sortable) == 1 and "noisy" not in sortable[0] and "proved" in sortable[0]
+    assert "smoothing" not in page_of(full_run("proved")).text
 
 
 def test_runs_that_do_not_compare_are_not_ranked() -> None:

@@ -120,24 +120,49 @@ class _Line:
         self.bars.update(self.name, "train", record["epoch"] + 1, self.epochs)
 
 
+# What the columns of a table are called; a table for votes has names of its own.
+PROVED = {
+    "natural": "natural",
+    "adversarial": "adversarial",
+    "taps": "TAPS accuracy",
+    "certified": "certified",
+}
+
+
 def print_comparison(result: tr.Comparison) -> None:
-    """Print a comparison for people."""
-    columns = ("natural", "adversarial", "taps", "certified")
-    print_table(
-        f"{result.folder}, {'all' if result.samples is None else result.samples} test samples",
-        ("method", "natural", "adversarial", "TAPS accuracy", "certified", "training"),
-        [
-            (entry.method, *(_cell(entry, c) for c in columns), _seconds(entry))
-            for entry in result.entries
-        ],
-    )
+    """Print a comparison for people, by what the methods guarantee."""
+    samples = f"{'all' if result.samples is None else result.samples} test samples"
+    proved = [e for name in ("deterministic", "none") for e in result.group(name)]
+    if proved:
+        _print_group(f"{result.folder}, {samples}", proved, PROVED)
+    votes = result.group("probabilistic")
+    if votes:
+        found = dict.fromkeys(c for e in votes for c in e.values if c != "seconds")
+        about = "votes under noise, l2 radii that hold with high probability"
+        _print_group(f"{result.folder}, {samples}: {about}", votes, {c: c for c in found})
     for entry in result.entries:
         for error in entry.errors:
             console.print(f"failed: {error}")
     if result.picture is not None:
         console.print(f"picture: {result.picture}")
-    elif any(entry.runs for entry in result.entries):
+    elif any(entry.runs for entry in proved):
         console.print("for a picture: pip install 'tightrope[plots]'")
+
+
+def _print_group(title: str, entries: list[Entry], columns: dict[str, str]) -> None:
+    """Print the table of some methods; where they differ, with what each guarantees."""
+    several = len({entry.guarantee for entry in entries}) > 1
+    head = ("guarantee",) if several else ()
+    rows = [
+        (
+            entry.method,
+            *((entry.guarantee.value,) if several else ()),
+            *(_cell(entry, column) for column in columns),
+            _seconds(entry),
+        )
+        for entry in entries
+    ]
+    print_table(title, ("method", *head, *columns.values(), "training"), rows)
 
 
 def _cell(entry: Entry, column: str) -> str:

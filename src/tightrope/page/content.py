@@ -77,6 +77,22 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class Votes:
+    """What votes under noise say (`smooth`): `certified` are shares at l2 radii, as text.
+
+    Each radius is too large with probability at most `alpha`. Not a certificate of the network.
+    """
+
+    samples: int
+    accuracy: float
+    abstained: float
+    sigma: float
+    draws: int
+    alpha: float
+    certified: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Exhibit:
     """A sample in the gallery: pictures are data URIs, predictions are names of classes.
 
@@ -112,6 +128,7 @@ class Contents:
     history: tuple[Epoch, ...] = ()
     annealing: tuple[int, int] | None = None
     certificate: Certificate | None = None
+    votes: Votes | None = None
     samples: tuple[Sample, ...] = ()
     gallery: Gallery = field(default_factory=Gallery)
     commands: tuple[str, ...] = ()

@@ -15,11 +15,12 @@ from tightrope.page.gallery import draw_gallery
 from tightrope.page.margins import draw_margins
 from tightrope.page.markup import Markup, each, escape, join, page_file, tag
 from tightrope.page.numbers import count
-from tightrope.page.overview import best_run, comparable, draw_cards, draw_table
+from tightrope.page.overview import best_run, comparable, draw_cards, draw_tables
 from tightrope.page.radii import draw_radii
 from tightrope.page.repeating import draw_settings
 from tightrope.page.tradeoff import draw_tradeoff
 from tightrope.page.verdicts import patterns
+from tightrope.page.votes import draw_votes
 
 Draw = Callable[[Contents], Markup | None]
 
@@ -115,10 +116,10 @@ def _summary(runs: Sequence[Contents], skipped: Sequence[Skipped]) -> Markup:
         first = "the first run that is certified" if best.certificate else "the first run"
         reason = "the highest certified accuracy" if comparable(runs) else first
         lead = tag("p", tag("b", best.name), f", {reason}:", class_="lead")
-        table = draw_table(runs)
+        table = draw_tables(runs)
     notices = [(run.name, notice) for run in runs for notice in run.notices]
     notices += [(path.folder, path.reason) for path in skipped]
-    return join(_notices(notices), lead, draw_cards(best), table)
+    return join(_notices(notices), lead, draw_cards(best), table, draw_votes(runs))
 
 
 def _notices(notices: Sequence[tuple[str, str]]) -> Markup | None:

@@ -129,17 +129,34 @@ COLUMNS = (
 TEXT = {"Run", "Method", "Net"}
 
 
-def draw_table(runs: Sequence[Contents]) -> Markup:
-    """Return the table of all runs; its headers are buttons that sort."""
+def draw_tables(runs: Sequence[Contents]) -> Markup:
+    """Return tables of the runs, by what is guaranteed of them; headers are buttons that sort.
+
+    Runs that have only votes under noise stand in the table of `draw_votes`.
+    """
+    numbered = list(enumerate(runs, start=1))
+    proved = [(number, run) for number, run in numbered if run.certificate is not None]
+    neither = [(n, run) for n, run in numbered if run.certificate is None and run.votes is None]
+    groups = [("Certified: what is proved of each network.", proved)] if proved else []
+    groups += [("Not certified: nothing is guaranteed of these.", neither)] if neither else []
+    if len(groups) == 1 and len(groups[0][1]) == len(runs):
+        groups = [("All runs.", numbered)]
+    return each(_draw_table(caption, group, runs) for caption, group in groups)
+
+
+def _draw_table(
+    about: str, numbered: Sequence[tuple[int, Contents]], runs: Sequence[Contents]
+) -> Markup:
     head = tag("tr", each(_header(name) for name in COLUMNS))
-    body = each(_row(number, run) for number, run in enumerate(runs, start=1))
-    caption = tag("caption", "All runs. Press a heading to sort by it.")
+    body = each(_row(number, run) for number, run in numbered)
+    caption = tag("caption", f"{about} Press a heading to sort by it.")
     table = tag("table", caption, tag("thead", head), tag("tbody", body), class_="sortable")
+    certified = [run for _, run in numbered if run.certificate is not None]
     hint = None
-    if len([run for run in runs if run.certificate is not None]) > 1 and not comparable(runs):
+    if len(certified) > 1 and not comparable(runs):
         text = "These runs were certified on different samples, data or radii: compare with care."
         hint = tag("p", text, class_="hint")
-    return tag("div", scrolling(table, "All runs"), hint, class_="panel")
+    return tag("div", scrolling(table, about.rstrip(".")), hint, class_="panel")
 
 
 def _header(name: str) -> Markup:

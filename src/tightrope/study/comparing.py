@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tightrope.certification.certifying import certify
+from tightrope.certification.smoothing.smoothing import smooth
 from tightrope.errors import UserError, shorten
 from tightrope.files import refuse_links, write_json
 from tightrope.page.scatter import Point, draw_scatter
@@ -21,32 +22,36 @@ from tightrope.runs.examination import choose_samples
 from tightrope.runs.lock import Wait
 from tightrope.study.afar import Home, Traveller
 from tightrope.training.estimating import estimate
-from tightrope.training.objectives import find_method, section
+from tightrope.training.objectives import Guarantee, find_method, section
 from tightrope.training.settings import flatten
 from tightrope.training.trainer import Progress
 from tightrope.training.training import check_training, train
 
 MOST_SEEDS = 1000
-COLUMNS = ("natural", "adversarial", "taps", "certified", "seconds")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One method: its runs, and the values of each column over the seeds."""
+    """One method: its runs, and the values of each column over the seeds.
+
+    Methods whose `guarantee` is probabilistic have other columns than the others: those of their
+    votes, with l2 radii.
+    """
 
     method: str
     runs: list[str]
     values: dict[str, list[float]]
     errors: list[str] = field(default_factory=list)
+    guarantee: Guarantee = Guarantee.DETERMINISTIC
 
     def mean(self, column: str) -> float | None:
         """Return the mean over the seeds."""
-        values = self.values[column]
+        values = self.values.get(column)
         return statistics.fmean(values) if values else None
 
     def deviation(self, column: str) -> float | None:
         """Return the standard deviation over the seeds, if there are several."""
-        values = self.values[column]
+        values = self.values.get(column, [])
         return statistics.stdev(values) if len(values) > 1 else None
 
 
@@ -67,6 +72,10 @@ class Comparison:
     def entry(self, method: str) -> Entry:
         """Return the entry of a method."""
         return next(entry for entry in self.entries if entry.method == method)
+
+    def group(self, guarantee: str) -> list[Entry]:
+        """Return the entries of the methods with a guarantee."""
+        return [entry for entry in self.entries if entry.guarantee == guarantee]
 
 
 def compare(
@@ -92,7 +101,9 @@ def compare(
     `estimate` (TAPS, with the largest classifier that one of them is trained with) on the first
     `samples` test samples, all of them if None. Bad settings of any method are refused before
     the first training. A run that fails is reported in its entry and does not stop the others;
-    so is one that another command is working on, unless `wait` queues for it.
+    so is one that another command is working on, unless `wait` queues for it. Networks of methods
+    with a probabilistic guarantee (`noise`) are smoothed instead of certified, with the draws and
+    radii that `smooth` has by default.
     `watch(method, seed)` may return a progress display for a training. `jobs` runs are made at a
     time, in processes that have their part of the threads: the values are the same as far as
     rounding does not depend on the number of threads. With `engine="ray"` a cluster makes them, as
@@ -142,6 +153,10 @@ class _Asked:
     def run(self) -> Run:
         return Run(self.arguments["out"])
 
+    @property
+    def guarantee(self) -> Guarantee:
+        return find_method(self.arguments["method"]).guarantee
+
     def now(self) -> _Asked:
         """Return it as it is now: a training that has begun is to be resumed."""
         return replace(self, arguments={**self.arguments, "resume": self.run.config.exists()})
@@ -169,20 +184,36 @@ class _Maker:
     def __init__(self, samples: int | None, relus: int | None, wait: bool) -> None:
         self.samples, self.relus, self.wait = samples, relus, wait
 
-    def make(self, asked: _Asked, folder: Path, send: Send) -> tuple[float, ...]:
+    def make(self, asked: _Asked, folder: Path, send: Send) -> dict[str, float]:
         """Make a run in another folder than the one asked for, from what is there."""
         return self(replace(asked, arguments={**asked.arguments, "out": folder}).now(), send)
 
-    def __call__(self, asked: _Asked, send: Send) -> tuple[float, ...]:
+    def __call__(self, asked: _Asked, send: Send) -> dict[str, float]:
         """Return the values of the columns; send what a display wants to know."""
         relay = _Relay(send)
         wait = self.wait and relay.waiting
         train(progress=relay if asked.watched else None, wait=wait, **asked.arguments)
+        probabilistic = asked.guarantee is Guarantee.PROBABILISTIC
+        examined = self._smoothed(asked, wait) if probabilistic else self._certified(asked, wait)
+        return {**examined, "seconds": asked.run.training_seconds()}
+
+    def _certified(self, asked: _Asked, wait: Wait) -> dict[str, float]:
         certified = certify(asked.run, samples=self.samples, wait=wait)
         latent = estimate(asked.run, samples=self.samples, classifier_relus=self.relus, wait=wait)
-        adversarial, seconds = certified.adversarial, asked.run.training_seconds()
-        assert adversarial is not None
-        return certified.natural, adversarial, latent.taps, certified.certified, seconds
+        assert certified.adversarial is not None
+        return {
+            "natural": certified.natural,
+            "adversarial": certified.adversarial,
+            "taps": latent.taps,
+            "certified": certified.certified,
+        }
+
+    def _smoothed(self, asked: _Asked, wait: Wait) -> dict[str, float]:
+        """Smooth a network with the noise that it was trained with."""
+        sigma = asked.run.settings().options["sigma"]
+        votes = smooth(asked.run, sigma=sigma, samples=self.samples, wait=wait)
+        shares = {f"certified at {radius}": share for radius, share in votes.certified.items()}
+        return {"accuracy": votes.accuracy, "abstained": votes.abstained, **shares}
 
 
 class _Relay:
@@ -210,7 +241,7 @@ class _Made(Watcher[_Asked]):
     def __init__(self, watch: Callable[[str, int], Progress | None], wait: Wait) -> None:
         self.watch, self.wait = watch, wait
         self.displays: dict[str, Progress | None] = {}
-        self.values: dict[str, tuple[float, ...]] = {}
+        self.values: dict[str, dict[str, float]] = {}
         self.errors: dict[str, str] = {}
 
     def give(self, asked: _Asked) -> _Asked:
@@ -228,7 +259,7 @@ class _Made(Watcher[_Asked]):
         elif callable(self.wait):
             self.wait(*values)
 
-    def finished(self, asked: _Asked, result: tuple[float, ...]) -> None:
+    def finished(self, asked: _Asked, result: dict[str, float]) -> None:
         """Note the values of a run."""
         self.values[str(asked)] = result
 
@@ -241,9 +272,10 @@ class _Made(Watcher[_Asked]):
     def entry(self, method: str, asked: Sequence[_Asked]) -> Entry:
         """Return the entry of a method."""
         runs = [str(run) for run in asked if str(run) in self.values]
-        values = {c: [self.values[run][i] for run in runs] for i, c in enumerate(COLUMNS)}
+        columns = dict.fromkeys(column for run in runs for column in self.values[run])
+        values = {column: [self.values[run][column] for run in runs] for column in columns}
         errors = [self.errors[str(run)] for run in asked if str(run) in self.errors]
-        return Entry(method, runs, values, errors)
+        return Entry(method, runs, values, errors, find_method(method).guarantee)
 
 
 def _points(entries: Sequence[Entry]) -> list[Point]:

@@ -13,6 +13,7 @@ from tightrope.page.content import Contents, Epoch, Skipped
 from tightrope.page.contents.certificate import Reading, known_norm, read_certification
 from tightrope.page.contents.commands import repeat_commands
 from tightrope.page.contents.gallery import OTHER_DATA, Pictures
+from tightrope.page.contents.votes import read_votes
 from tightrope.page.numbers import count, percent
 from tightrope.reading import MADE_WITH, flatten
 from tightrope.runs import Run
@@ -42,13 +43,14 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
     else:
         module, more = _read_network(run, settings, len(history), reading)
     further, unread = _further(run)
+    votes, strange = read_votes(run.smoothing)
     # The size of a change is that of a pixel, which radii of other norms say nothing about.
     eps = None if known_norm(reading.settings) else reading.settings.get("eps")
     gallery = pictures.gallery(run, raw, reading.samples, module, eps)
     if gallery.problem == OTHER_DATA:
         text = "the certification is of other samples than those in the data set"
         more.append(f"{text}; certify again with --force")
-    notices += found.notices + more + list(reading.notices) + unread
+    notices += found.notices + more + list(reading.notices) + unread + strange
     within = re.compile(rf"(?<![\w./-]){re.escape(folder)}/")  # and not another folder of that name
     notices = [within.sub("", notice) for notice in notices]
     if not raw and not history and reading.certificate is None:
@@ -60,6 +62,7 @@ def read_contents(run: Run, pictures: Pictures) -> Contents | Skipped:
         history=tuple(history),
         annealing=_annealing(settings, history),
         certificate=reading.certificate,
+        votes=votes,
         samples=reading.samples,
         gallery=gallery,
         commands=repeat_commands(table if settings else None, run.folder, reading.settings),

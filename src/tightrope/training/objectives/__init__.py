@@ -7,7 +7,7 @@ from dataclasses import Field
 from typing import Any
 
 from tightrope.errors import unknown_name
-from tightrope.training.objectives.base import Loss, Objective
+from tightrope.training.objectives.base import Guarantee, Loss, Objective
 from tightrope.training.objectives.crown_ibp import CROWNIBP
 from tightrope.training.objectives.expressive import CCIBP, EXPIBP, MTLIBP
 from tightrope.training.objectives.ibp import IBP
@@ -56,6 +56,7 @@ __all__ = [
     "SABR",
     "STAPS",
     "TAPS",
+    "Guarantee",
     "Loss",
     "MultiPGD",
     "Noise",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from enum import StrEnum
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -49,6 +50,17 @@ class Loss:
         return cls(combine(*means), robust, {}, boxes or {}, means, combine)
 
 
+class Guarantee(StrEnum):
+    """What a method trains for: what can be said of its networks around an input.
+
+    Any network can be certified; without a guarantee to train for, little comes of it.
+    """
+
+    DETERMINISTIC = "deterministic"  # proofs, by `certify`
+    PROBABILISTIC = "probabilistic"  # votes under noise, by `smooth`
+    NONE = "none"  # accuracy under attack
+
+
 class Objective:
     """A training method: a frozen dataclass with a `name` and a `__call__`.
 
@@ -57,12 +69,13 @@ class Objective:
     Shi et al.'s initialisation, annealing and regularisers are its defaults. `section` is the name
     under which its options appear in the settings, by default its own; `annealing_share` the part
     of the epochs over which the radius grows if nothing is said (None: two sevenths for methods
-    that propagate boxes, else none).
+    that propagate boxes, else none). `guarantee` is what tables group methods by.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     propagates_boxes: ClassVar[bool] = False
+    guarantee: ClassVar[Guarantee] = Guarantee.DETERMINISTIC
     section: ClassVar[str]
     annealing_share: ClassVar[float | None] = None
 

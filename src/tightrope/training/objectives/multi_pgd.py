@@ -12,7 +12,7 @@ from tightrope.box import Box
 from tightrope.graph import Graph
 from tightrope.training.batchnorm import FixedModel
 from tightrope.training.objectives import options
-from tightrope.training.objectives.base import Loss, Objective, certified
+from tightrope.training.objectives.base import Guarantee, Loss, Objective, certified
 from tightrope.training.objectives.propagation import (
     estimated_margins,
     evaluation_batch,
@@ -26,6 +26,7 @@ class MultiPGD(Objective):
 
     name: ClassVar[str] = "multi-pgd"
     summary: ClassVar[str] = "the worst point of each class in the input box (lower bound)"
+    guarantee: ClassVar[Guarantee] = Guarantee.NONE
 
     steps: int = options.steps(10)
     restarts: int = options.restarts()

@@ -11,7 +11,7 @@ from torch import Tensor
 from tightrope.draws import normal_like
 from tightrope.training.batchnorm import FixedModel
 from tightrope.training.objectives import options
-from tightrope.training.objectives.base import Loss, Objective
+from tightrope.training.objectives.base import Guarantee, Loss, Objective
 from tightrope.training.parsing import setting
 
 
@@ -24,6 +24,7 @@ class Noise(Objective):
 
     name: ClassVar[str] = "noise"
     summary: ClassVar[str] = "cross-entropy under Gaussian noise, for randomised smoothing"
+    guarantee: ClassVar[Guarantee] = Guarantee.PROBABILISTIC
 
     sigma: float = setting(0.25, options.positive, "deviation of the noise, inputs in [0, 1]")
 

@@ -12,7 +12,7 @@ from tightrope.attacks import misclassified
 from tightrope.box import Box
 from tightrope.training.batchnorm import FixedModel
 from tightrope.training.objectives import options
-from tightrope.training.objectives.base import Loss, Objective
+from tightrope.training.objectives.base import Guarantee, Loss, Objective
 from tightrope.training.objectives.regions import adversarial_points
 
 
@@ -25,6 +25,7 @@ class PGD(Objective):
 
     name: ClassVar[str] = "pgd"
     summary: ClassVar[str] = "cross-entropy at adversarial points (lower bound)"
+    guarantee: ClassVar[Guarantee] = Guarantee.NONE
 
     steps: int = options.steps(10)
     restarts: int = options.restarts()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.training.batchnorm import FixedModel
-from tightrope.training.objectives.base import Loss, Objective
+from tightrope.training.objectives.base import Guarantee, Loss, Objective
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Standard(Objective):
 
     name: ClassVar[str] = "standard"
     summary: ClassVar[str] = "cross-entropy on clean inputs"
+    guarantee: ClassVar[Guarantee] = Guarantee.NONE
 
     def __call__(self, model: FixedModel, x: Tensor, y: Tensor, radius: float) -> Loss:
         """Return the cross-entropy of the clean batch."""
