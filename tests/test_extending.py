@@ -90,8 +90,9 @@ def turned_coefficients(op: ops.Op, a: Any, i: int, state: Any) -> tuple[Any, ..
     return (dense.like(dense.values.flip(1)),)
 
 
-def turned_zonotope(op: ops.Op, z: Any, *, counter: Any) -> Any:
-    return zonotope.Zonotope(z.center.flip(1), z.generators.flip(2), z.terms)
+def turned_zonotope(op: ops.Op, z: Any, *, errors: Any) -> Any:
+    groups = {name: group.through(lambda t: t.flip(1)) for name, group in z.groups.items()}
+    return zonotope.Zonotope(z.center.flip(1), groups)
 
 
 RULES: dict[str, tuple[dict[type[ops.Op], Any], Any, Any]] = {
