@@ -145,8 +145,9 @@ class TrainingBar:
                 f"  natural {percent(record['validation_natural'])}"
                 f"  robust {percent(record['validation_robust'])}"
             )
+        stage = f"  stage {record['stage']}" if "stage" in record else ""
         self.bar.console.print(
-            f"epoch {record['epoch'] + 1:>3}/{self.epochs}  radius {record['radius']:.4f}"
+            f"epoch {record['epoch'] + 1:>3}/{self.epochs}{stage}  radius {record['radius']:.4f}"
             f"  loss {record['loss']:.4f}{validation}  {record['seconds']:.1f} s"
         )
 

@@ -81,7 +81,7 @@ class Settings:
         0.0, parsing.number(0, maximum=_LARGEST), "weight decay of the optimiser"
     )
     decay_epochs: tuple[int, ...] | None = setting(
-        None, parsing.optional(parsing.increasing), "epochs at which the learning rate drops"
+        None, parsing.optional(parsing.increasing), "epochs (of a stage) at which the rate drops"
     )
     decay_factor: float = setting(0.2, parsing.number(0, strict=True), "factor of each drop")
     clip: float | None = setting(
@@ -152,6 +152,7 @@ class Settings:
 
         `normalize` is the data set's default, `network` are the architecture's arguments.
         """
+        each = self.epochs // (len(self.objective().stages) or 1)
         bounds = self.method_class.propagates_boxes
         share = self.method_class.annealing_share
         share = (2 / 7 if bounds else 0.0) if share is None else share
@@ -161,7 +162,7 @@ class Settings:
             "initialization": "shi" if bounds else "default",
             "train_eps": self.eps,
             "annealing_epochs": round(self.epochs * share),
-            "decay_epochs": tuple(sorted({round(self.epochs * n / 7) for n in (5, 6)} - {0})),
+            "decay_epochs": tuple(sorted({round(each * n / 7) for n in (5, 6)} - {0})),
         }
         missing = {k: v for k, v in derived.items() if getattr(self, k) is None}
         resolved = dataclasses.replace(self, **missing)
@@ -185,6 +186,24 @@ class Settings:
             raise UserError(f"average_from must be below epochs = {self.epochs}")
         if self.accumulate > self.batch_size:
             raise UserError("accumulate must not exceed batch_size")
+        if stages := len(self.objective().stages):
+            self._check_stages(stages, ramp)
+
+    def _check_stages(self, stages: int, ramp: int) -> None:
+        """Refuse what does not go with stages of equal length, each at one radius."""
+        if self.epochs % stages:
+            raise UserError(
+                f"epochs = {self.epochs} must be a multiple of {stages}: {self.method} trains in "
+                f"{stages} stages of equal length"
+            )
+        if ramp:
+            raise UserError(
+                f"{self.method} trains each stage at one radius: "
+                "set warmup_epochs = 0 and annealing_epochs = 0"
+            )
+        last = self.epochs - self.epochs // stages
+        if self.average_from is not None and self.average_from < last:
+            raise UserError(f"average_from must be in the last stage, {last} or later")
 
     def to_table(self) -> dict[str, Any]:
         """Return the content of `config.toml`: settings in use, the method's under its name."""
@@ -197,10 +216,10 @@ class Settings:
             if value is None and f.default is not None:
                 value = "none"  # TOML has no null, and leaving it out would mean the default
             if value is not None:
-                table[f.name] = list(value) if isinstance(value, tuple) else value
+                table[f.name] = _plain(value)
         declared = self.method_class.hyperparameters()
         options = {
-            name: "none" if value is None else value
+            name: "none" if value is None else _plain(value)
             for name, value in self.options.items()
             if value is not None or declared[name].default is not None
         }
@@ -213,6 +232,11 @@ class Settings:
 
 def _fields() -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(Settings) if f.name not in ("options", "own_method")]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as TOML has it."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _unknown_setting(name: str, method: type[Objective], known: list[str]) -> UserError:

@@ -51,7 +51,8 @@ class Step:
 
     `regularizer_weight` scales Shi et al.'s regularisers while the radius is below `target`;
     `natural_weight` is the share of the clean loss; `accumulate` is the number of parts in which
-    the batch is computed. The processes of `group` share the batch: each gets all of it, computes
+    the batch is computed. `progress` is what the objective is told of it, by default the radius as
+    a share of `target`. The processes of `group` share the batch: each gets all of it, computes
     its own rows, and has the gradients of the whole in the end.
     """
 
@@ -63,6 +64,7 @@ class Step:
     accumulate: int = 1
     natural_weight: float = 0.0
     group: Group | None = None
+    progress: float | None = None
 
     def __call__(self, x: Tensor, y: Tensor, radius: float, *, annealing: bool) -> StepResult:
         """Run the batch and leave the gradients in the parameters."""
@@ -130,7 +132,7 @@ class Step:
         """Return the objective's loss, and what is added to it: a mean over the samples."""
         input_position, relu_inputs = watched_positions(model.graph)
         weight = weight if relu_inputs else 0.0
-        model.progress = radius / self.target
+        model.progress = radius / self.target if self.progress is None else self.progress
         if weight:
             model.watched = (input_position, *relu_inputs)
         if radius == 0:

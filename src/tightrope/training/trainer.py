@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -22,9 +22,10 @@ from tightrope.training.checkpoints import Checkpoint, epoch_seed
 from tightrope.training.distributed import Group, own_rows
 from tightrope.training.initialization import initialize
 from tightrope.training.memory import reuse_freed_memory
-from tightrope.training.objectives import Objective
+from tightrope.training.objectives import Objective, Stage
 from tightrope.training.schedules import RadiusSchedule, learning_rate
 from tightrope.training.settings import Settings
+from tightrope.training.stages import Plan, freeze
 from tightrope.training.step import Step, StepResult
 
 Batch = tuple[Tensor, Tensor]
@@ -96,6 +97,7 @@ class Trainer:
         self.objective = objective
         self.graph = trace(self.module, input_shape)
         objective.check(self.graph)
+        self.plan = Plan.of(objective, settings.epochs)
         if settings.initialization == "shi":
             initialize(self.graph)
         self.optimizer = make_optimizer(self.module, settings)
@@ -135,7 +137,7 @@ class Trainer:
                         f"training diverged in epoch {epoch + 1} (loss {record['loss']}); "
                         "lower learning_rate or the radius, or lengthen the annealing"
                     )
-                record |= self._validate(record["radius"], validation)
+                record |= self._validate(epoch, record["radius"], validation)
                 self.finished = epoch + 1
                 selected = self._select(record)
                 if progress is not None:
@@ -146,14 +148,19 @@ class Trainer:
         self, epoch: int, batches: BatchSource, progress: Progress | None
     ) -> dict[str, Any]:
         settings, started = self.settings, time.perf_counter()
-        rate = self._set_learning_rate(epoch)
+        number, since = self.plan.place(epoch)
+        if number and not since:
+            self.optimizer = make_optimizer(self.module, settings)
+        stage = self.plan.stages[number]
+        rate = self._set_learning_rate(since, stage)
         schedule = radius_schedule(settings, len(batches))
         annealing = epoch < settings.warmup_epochs + (settings.annealing_epochs or 0)
-        step = self._make_step(annealing)
+        step = self._make_step(stage, annealing)
         totals, radius = Totals(), 0.0
         self.module.train()
         for i, (x, y) in enumerate(batches):
-            radius = schedule(epoch * len(batches) + i)
+            radius = stage.radius * schedule(epoch * len(batches) + i)
+            step = replace(step, progress=self.plan.progress(epoch, i, len(batches)))
             self.optimizer.zero_grad(set_to_none=True)
             with searching(settings.search_precision):
                 result = step(x, y, radius, annealing=annealing)
@@ -172,6 +179,7 @@ class Trainer:
         totals = totals.over(self.group)
         return {
             "epoch": epoch,
+            **({"stage": number + 1} if self.plan.several else {}),
             "radius": radius,
             "learning_rate": rate,
             "loss": totals.loss / totals.samples,
@@ -180,14 +188,14 @@ class Trainer:
             "seconds": time.perf_counter() - started,
         }
 
-    def _make_step(self, annealing: bool) -> Step:
+    def _make_step(self, stage: Stage, annealing: bool) -> Step:
         s = self.settings
         assert s.train_eps is not None
         # Methods that attack latent boxes begin once the boxes have been made small.
         return Step(
-            self.graph,
-            self.objective.annealing if annealing else self.objective,
-            target=float(s.train_eps),
+            freeze(self.graph, stage.frozen),
+            stage.objective.annealing if annealing else stage.objective,
+            target=float(s.train_eps) * stage.radius,
             regularizer_weight=s.regularizer_weight if self.objective.propagates_boxes else 0.0,
             l1=s.l1,
             accumulate=s.accumulate,
@@ -195,19 +203,21 @@ class Trainer:
             group=self.group,
         )
 
-    def _set_learning_rate(self, epoch: int) -> float:
+    def _set_learning_rate(self, epoch: int, stage: Stage) -> float:
         s = self.settings
-        rate = learning_rate(s.learning_rate, epoch, s.decay_epochs or (), s.decay_factor)
+        rate = stage.rate * s.learning_rate
+        rate = learning_rate(rate, epoch, s.decay_epochs or (), s.decay_factor)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
 
-    def _validate(self, radius: float, batches: BatchSource | None) -> dict[str, Any]:
+    def _validate(self, epoch: int, radius: float, batches: BatchSource | None) -> dict[str, Any]:
         if batches is None:
             return {}
         started = time.perf_counter()
         radius = min(radius, float(self.settings.eps))
-        natural, robust = evaluate(self.graph, self.objective, batches, radius, self.group)
+        objective = self.plan.stages[self.plan.place(epoch)[0]].objective
+        natural, robust = evaluate(self.graph, objective, batches, radius, self.group)
         return {
             "validation_radius": radius,
             "validation_natural": natural,
@@ -222,11 +232,12 @@ class Trainer:
         else:
             robust = record["validation_robust"]
             score = record["validation_natural"] if robust is None else robust
-            # Accuracies below the full radius do not compare with those at it.
+            # Accuracies below the full radius do not compare with those at it, nor those of
+            # earlier stages with the last one's.
             assert self.settings.train_eps is not None
             reachable = float(min(self.settings.eps, self.settings.train_eps))
             full = record["validation_radius"] >= reachable or robust is None
-            score = score if full else -1.0
+            score = score if full and self.plan.in_last_stage(record["epoch"]) else -1.0
             selected = score > self.best or (self.best < 0 and score < 0)
             self.best = max(self.best, score)
         if selected:

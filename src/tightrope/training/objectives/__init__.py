@@ -7,7 +7,7 @@ from dataclasses import Field
 from typing import Any
 
 from tightrope.errors import unknown_name
-from tightrope.training.objectives.base import Guarantee, Loss, Objective
+from tightrope.training.objectives.base import Guarantee, Loss, Objective, Stage
 from tightrope.training.objectives.crown_ibp import CROWNIBP
 from tightrope.training.objectives.expressive import CCIBP, EXPIBP, MTLIBP
 from tightrope.training.objectives.ibp import IBP
@@ -61,6 +61,7 @@ __all__ = [
     "MultiPGD",
     "Noise",
     "Objective",
+    "Stage",
     "Standard",
     "find_method",
     "method_options",

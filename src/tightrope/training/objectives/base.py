@@ -61,6 +61,22 @@ class Guarantee(StrEnum):
     NONE = "none"  # accuracy under attack
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A part of a training that begins anew, with an optimiser of its own.
+
+    The layers up to the `frozen`-th ReLU keep their weights; `radius` and `rate` are factors of
+    `train_eps` and of the learning rate. With `mix`, `model.progress` grows from 0 to 1 over that
+    part of the stage, a little in each iteration.
+    """
+
+    objective: Objective
+    frozen: int = 0
+    radius: float = 1.0
+    rate: float = 1.0
+    mix: float | None = None
+
+
 class Objective:
     """A training method: a frozen dataclass with a `name` and a `__call__`.
 
@@ -105,6 +121,11 @@ class Objective:
     def annealing(self) -> Objective:
         """The objective to use while the radius grows."""
         return self
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of a training, one after the other and equally long; none: all is one."""
+        return ()
 
     @property
     def rules(self) -> Rules:
