@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ def test_a_failed_run_is_named_in_the_claims(tmp_path: Path) -> None:
     about = claim(found, "mnist-0.1-cnn3: TAPS improves")
     assert about.verdict == UNTESTED
     assert about.evidence == "run mnist-0.1-cnn3-taps failed: no memory"
-    row = next(r for r in found.tables[0].rows if r["group"] == "mnist-0.1-cnn3")
-    assert row["natural"] is None
+    rows = [r for r in found.tables[0].rows if r["group"] == "mnist-0.1-cnn3"]
+    assert next(r for r in rows if r["key"] == "taps")["natural"] is None
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -46,6 +47,23 @@ def test_damaged_files_are_not_tested(name: str, content: str, tmp_path: Path) -
 
 
 # --- the others ---------------------------------------------------------------------------------
+
+
+def test_votes_have_a_table_of_their_own(tmp_path: Path) -> None:
+    name = "mnist-0.1-cnn3-noise"
+    run = make_run(tmp_path, name, method="noise")
+    (run / "certification.json").unlink(missing_ok=True)
+    votes = {"samples": 500, "accuracy": 0.9, "abstained": 0.05, "certified": {"0.5": 0.75}}
+    settings = {"sigma": 0.25, "draws": 1000, "alpha": 0.001}
+    (run / "smoothing.json").write_text(json.dumps({**votes, "settings": settings}))
+    proofs, noisy = analyse("main", tmp_path).tables
+    assert all(row["key"] != "noise" for row in proofs.rows)
+    (row,) = noisy.rows
+    assert (row["accuracy"], row["abstained"], row["at 0.5"]) == (90.0, 5.0, 75.0)
+    assert (row["sigma"], row["draws"], row["alpha"], row["samples"]) == (0.25, 1000, 0.001, 500)
+    assert row["at 1"] is None  # smoothed with other radii
+    (run / "smoothing.json").write_text('{"samples": 500}')
+    assert analyse("main", tmp_path).tables[1].rows[0]["accuracy"] is None
 
 
 def test_main(tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ def test_the_families_are_complete():
     groups = [f"{s}-{net}" for s in SETTINGS[:2] for net in ("cnn3", "cnn7")]
     groups += [f"{s}-cnn5" for s in SETTINGS[2:4]]
     everything |= {f"laptop/{group}-{m}" for group in groups for m in benchmarked}
+    more = ("cc-ibp", "exp-ibp", "ibp-r")
+    everything |= {f"laptop/{s}-cnn3-{m}" for s in SETTINGS[:2] for m in more}
+    everything |= {"laptop/mnist-0.1-cnn3-noise"}
     assert set(NAMED) == everything
     assert {n for n in NAMES if n not in NAMED} == {
         "demo",

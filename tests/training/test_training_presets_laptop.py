@@ -18,7 +18,7 @@ OF_THE_METHOD = ("method", "initialization", "l1", "options", "regularizer_weigh
 def test_methods_of_a_laptop_group_differ_in_nothing_else(group):
     members = [resolved(name) for name in NAMES if name.startswith(f"laptop/{group}-")]
     methods = {"ibp", "crown-ibp", "sabr", "taps", "staps", "mtl-ibp", "pgd"}
-    assert {member.method for member in members} == methods
+    assert {member.method for member in members} >= methods
     shared = [
         {k: v for k, v in vars(member).items() if k not in OF_THE_METHOD} for member in members
     ]

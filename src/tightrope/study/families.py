@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from tightrope.study.plans import Plan, vary
+from tightrope.training.objectives import METHODS, Guarantee
+from tightrope.training.presets import preset_names
 
 ALL = 10_000
 CERTIFIED = ("ibp", "sabr", "taps", "staps")
@@ -23,11 +25,13 @@ COMPLETE = {"stages": STAGES, "steps": 50, "restarts": 2}
 # Minutes of one thread, training only, measured or estimated from single steps.
 _TINY = {"ibp": 4, "pgd": 8, "sabr": 11, "taps": 10, "staps": 17}
 _CNN3 = {"ibp": 4, "pgd": 10, "sabr": 12, "mtl-ibp": 6, "taps": 28, "staps": 32}
+_CNN3 |= {"cc-ibp": 6, "exp-ibp": 6, "ibp-r": 10, "crown-ibp": 15, "noise": 5}
 _CNN7 = {"ibp": 8, "pgd": 20, "sabr": 25, "mtl-ibp": 15, "taps": 40, "staps": 50}
 # By ReLUs in the classifier, with certification.
 _NARROW = (3, 4, 6, 7, 9, 14, 16)
 
 SETTINGS = ("mnist-0.1", "mnist-0.3", "cifar10-2-255", "cifar10-8-255", "tinyimagenet-1-255")
+NETS = {"mnist": ("cnn3", "cnn7"), "cifar10": ("cnn5",)}
 RADIUS = {
     "mnist-0.1": "0.1",
     "mnist-0.3": "0.3",
@@ -75,15 +79,38 @@ def equal(method: str = "taps", **options: Any) -> Plan:
     return vary(plan, **options)
 
 
+def trained(setting: str, scale: str) -> dict[str, dict[str, Plan]]:
+    """Return the runs of a setting by group and method: one for each preset that there is.
+
+    On a laptop a group is a network; methods that have one of their own stand in the first.
+    """
+    if scale == "paper":
+        return {setting: {m: paper(setting, m) for m in METHODS if home(setting, m)}}
+    names, groups = {*preset_names()}, dict[str, dict[str, Plan]]()
+    for net in NETS.get(setting.partition("-")[0], ()):
+        group = f"{setting}-{net}"
+        groups[group] = {
+            m: laptop(setting, net, m) for m in METHODS if f"laptop/{group}-{m}" in names
+        }
+    own = {m: laptop(setting, "", m) for m in METHODS if f"laptop/{setting}-{m}" in names}
+    for group in [*groups][:1]:
+        groups[group] |= own
+    return groups
+
+
 def laptop(setting: str, net: str, method: str, **options: Any) -> Plan:
     """A run of the laptop presets: a smaller network, a shorter schedule."""
     cifar = setting.startswith("cifar10")
-    minutes = (_CNN3 if net == "cnn3" else _CNN7)[method]
+    minutes = (_CNN3 if net == "cnn3" else _CNN7).get(method, 30)
+    name = "-".join(part for part in (setting, net, method) if part)
+    if METHODS[method].guarantee is Guarantee.PROBABILISTIC:
+        votes = {"sigma": 0.25, "draws": 1000, "samples": 500}
+        return Plan(name, f"laptop/{name}", smooth=votes, minutes=minutes)
     plan = Plan(
-        f"{setting}-{net}-{method}",
-        f"laptop/{setting}-{net}-{method}",
+        name,
+        f"laptop/{name}",
         certify={"eps": RADIUS[setting], "samples": 1000, "timeout": 3.0, "stages": STAGES},
-        estimate={"estimators": CHEAP, "samples": 1000},
+        estimate={"estimators": CHEAP, "samples": 1000} if net else {},
         minutes=minutes + (40 if method == "pgd" else 10),
         optional="cifar10" if cifar else None,
     )
@@ -107,12 +134,18 @@ def narrow(relus: int) -> Plan:
     return vary(plan, classifier_relus=relus)
 
 
+def home(setting: str, method: str) -> str | None:
+    """Return the preset of a method's own publication, or of a later one; None: there is none."""
+    names = {*preset_names()}
+    families = (f"{family}/{setting}-{method}" for family in ("paper", "expressive", "ctbench"))
+    return next((name for name in (*families, f"{method}/{setting}") if name in names), None)
+
+
 def paper(setting: str, method: str, seed: int = 0, **options: Any) -> Plan:
-    """A run of the paper's size; MTL-IBP, which it does not have, as in its own publication."""
-    home = "expressive" if method == "mtl-ibp" else "paper"
+    """A run of the paper's size; methods that it does not have, as they were published."""
     plan = Plan(
         f"{setting}-{method}",
-        f"{home}/{setting}-{method}",
+        home(setting, method) or f"paper/{setting}-{method}",
         certify={"eps": RADIUS[setting], "samples": ALL, "timeout": 1000.0, "stages": STAGES},
         estimate={"estimators": CHEAP, "samples": ALL},
         minutes=1000,

@@ -69,6 +69,17 @@ class Measured:
         return found
 
     @cached_property
+    def votes(self) -> dict[str, Any]:
+        """What votes under noise say; none of it is a proof."""
+        found = self._read(self.run.smoothing.name)
+        numbers = [found.get(name) for name in ("accuracy", "abstained", "samples")]
+        shares = found.get("certified")
+        whole = isinstance(shares, dict) and all(map(_is_number, [*numbers, *shares.values()]))
+        if not whole or not isinstance(found.get("settings"), dict):
+            raise Damaged(f"the votes of {self.name} are damaged")
+        return found
+
+    @cached_property
     def estimates(self) -> dict[str, Any]:
         """The estimated margins: `settings`, and a list of numbers by estimator."""
         found = self._read(ESTIMATED)

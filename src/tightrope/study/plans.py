@@ -23,8 +23,9 @@ _PLAIN = ("single", "multi")
 class Plan:
     """One run and its evaluations; `minutes` are those of one thread of a laptop, roughly.
 
-    `certify` are options of `tightrope.certify`. `estimate` says which margins to estimate on
-    how many samples (at the radius of the certification); `exact` how many of them to compute
+    `certify` are options of `tightrope.certify`; with `smooth`, options of `tightrope.smooth`,
+    votes under noise are counted instead, and nothing else is done. `estimate` says which margins
+    to estimate on how many samples (at the radius certified); `exact` how many of them to compute
     exactly, and by a mixed-integer program for comparison; `splits` under which splits to
     measure TAPS accuracy. Where `optional` names a data set, the run is left out without it.
     """
@@ -34,6 +35,7 @@ class Plan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     certify: Mapping[str, Any] = field(default_factory=dict)
+    smooth: Mapping[str, Any] = field(default_factory=dict)
     estimate: Mapping[str, Any] = field(default_factory=dict)
     exact: Mapping[str, Any] = field(default_factory=dict)
     splits: Mapping[str, Any] = field(default_factory=dict)
@@ -69,8 +71,12 @@ class Plan:
             for part in (f"--{name}", _text(value))
         ]
         radius = ["--eps", str(self.certify["eps"])] if "eps" in self.certify else []
+        trained = shlex.join(["tightrope", *train, "--out", str(folder)])
+        if self.smooth:
+            votes = [part for k, v in self.smooth.items() for part in (f"--{k}", _text(v))]
+            return [trained, shlex.join(["tightrope", "smooth", str(folder), *votes])]
         return [
-            shlex.join(["tightrope", *train, "--out", str(folder)]),
+            trained,
             shlex.join(["tightrope", "certify", str(folder), *options]),
             shlex.join(["tightrope", "estimate", str(folder), *radius]),
         ]
@@ -122,9 +128,9 @@ def _adjusted(
     chosen = {k: v for k, v in settings.items() if "." not in k or k.startswith(own)}
     limited: dict[str, Any] = {
         name: _limited(getattr(plan, name), samples)
-        for name in ("certify", "estimate", "exact", "splits")
+        for name in ("certify", "smooth", "estimate", "exact", "splits")
     }
-    if timeout is not None:
+    if timeout is not None and plan.certify:
         limited["certify"] = {**limited["certify"], "timeout": timeout}
     return replace(plan, settings={**plan.settings, **chosen}, **limited)
 

@@ -16,12 +16,16 @@ from tightrope.runs.journal import read_journal
 from tightrope.study.plans import Plan
 from tightrope.training.settings import Settings
 
+EXAMINED = ("certify", "estimate", "exact", "splits")
+
 
 def unfinished(plan: Plan, folder: Path) -> list[str]:
     """Return which parts of a plan are still to be done, in order."""
     run = Run(folder)
     if not _trained(plan, run):
-        return ["train", "certify", "estimate", "exact", "splits"]
+        return ["train", *(["smooth"] if plan.smooth else EXAMINED)]
+    if plan.smooth:
+        return [] if _smoothed(plan, run) else ["smooth"]
     checks = {
         "certify": _certified,
         "estimate": _estimated,
@@ -65,6 +69,11 @@ def _same_samples(run: Run) -> bool:
         return load_data(settings.data, settings.data_dir).changed_sample(known) is None
     except UserError:
         return False  # certifying will say what is wrong
+
+
+def _smoothed(plan: Plan, run: Run) -> bool:
+    samples = read_result(run.smoothing, "a measurement").content.get("samples")
+    return _same({**_settings(run.smoothing), "samples": samples}, run, plan.smooth)
 
 
 def _estimated(plan: Plan, run: Run) -> bool:

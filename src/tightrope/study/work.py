@@ -6,12 +6,14 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tightrope.certification.certifying import certify
+from tightrope.certification.smoothing.smoothing import smooth
 from tightrope.errors import UserError
 from tightrope.files import open_to_append
 from tightrope.parallel import Send
@@ -43,6 +45,9 @@ def carry_out(
             progress=_Epochs(int(plan.wanted().get("epochs", 70)), watch),
             **{**plan.settings, "seed": plan.seed},
         )
+    if "smooth" in remaining.unfinished(plan, folder):
+        progress = partial(watch, "smooth")
+        smooth(run, **plan.smooth, wait=queue, progress=progress)
     if "certify" in remaining.unfinished(plan, folder):
         certify(
             run,

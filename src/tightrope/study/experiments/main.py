@@ -6,45 +6,59 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tightrope.study import columns, families, published
+from tightrope.study.columns import first
 from tightrope.study.experiment import Claim, Column, Experiment, Picture, Row, Sheet, Table
 from tightrope.study.measured import Measured, Measurements
 from tightrope.study.pictures import label, scatter
+from tightrope.study.plans import Plan
+from tightrope.training.objectives import METHODS, Guarantee
 
-METHODS = ("pgd", "ibp", "sabr", "taps", "staps", "mtl-ibp")
+# The paper's table from the best known to its own; then what it does not have.
+TABLE_1 = ("colt", "ibp", "sortnet", "ibp-r", "sabr", "taps", "staps")
 
 
-def groups(scale: str) -> dict[str, str]:
-    """Return the groups of runs that differ in the method only, and the setting of each."""
-    if scale == "paper":
-        return {setting: setting for setting in families.SETTINGS}
-    nets = {"mnist": ("cnn3", "cnn7"), "cifar10": ("cnn5",)}
-    return {
-        f"{setting}-{net}": setting
-        for setting in families.SETTINGS
-        for net in nets.get(setting.split("-")[0], ())
-    }
+def methods() -> list[str]:
+    """Return all methods, those of the paper's table first."""
+    return sorted(METHODS, key=lambda m: TABLE_1.index(m) if m in TABLE_1 else len(TABLE_1))
+
+
+def plans(scale: str) -> list[Plan]:
+    """Return every run, one for each setting, network and method."""
+    return columns.plans_of([*rows(scale), *votes(scale)])
 
 
 def rows(scale: str) -> list[Row]:
-    """Every method in every setting."""
+    """Return the runs that are certified, those trained to be proved before the others."""
+    return _rows(scale, Guarantee.DETERMINISTIC, Guarantee.NONE)
+
+
+def votes(scale: str) -> list[Row]:
+    """Return the runs whose votes under noise are counted."""
+    return _rows(scale, Guarantee.PROBABILISTIC)
+
+
+def _rows(scale: str, *guarantees: Guarantee) -> list[Row]:
     made = []
-    for group, setting in groups(scale).items():
-        for method in METHODS:
-            reference = published.MAIN[setting].get(method, (None, None))
-            known = columns.paper("natural certified", reference)
-            known |= {"group": group, "key": method, "method": label(method)}
-            if scale == "paper":
-                plan = families.paper(setting, method)
-            else:
-                plan = families.laptop(setting, group.removeprefix(f"{setting}-"), method)
-            made.append(Row(known, (plan,)))
+    for setting in families.SETTINGS:
+        for group, found in families.trained(setting, scale).items():
+            for guarantee in guarantees:
+                chosen = [m for m in methods() if METHODS[m].guarantee is guarantee and m in found]
+                made += [_row(setting, group, method, found[method]) for method in chosen]
     return made
+
+
+def _row(setting: str, group: str, method: str, plan: Plan) -> Row:
+    known = columns.paper("natural certified", published.MAIN[setting].get(method, (None, None)))
+    known |= {"group": group, "key": method, "method": label(method)}
+    return Row({**known, "guarantee": METHODS[method].guarantee.value}, (plan,))
 
 
 def claims(runs: Measurements, tables: Sequence[Table]) -> Iterator[Claim]:
     """Compare the methods in every setting."""
-    for group, setting in groups(runs.scale).items():
-        yield from _claims(runs, group, setting)
+    for setting in families.SETTINGS:
+        for group, found in families.trained(setting, runs.scale).items():
+            if {*families.CERTIFIED} <= {*found}:
+                yield from _claims(runs, group, setting)
 
 
 def _claims(runs: Measurements, group: str, setting: str) -> list[Claim]:
@@ -113,6 +127,25 @@ def _draw(plt: Any, drawn: Mapping[str, Any]) -> Any:
     return figure
 
 
+def _setting(name: str) -> columns.Reading:
+    """Read a setting of the votes."""
+    return first(lambda run: run.votes["settings"].get(name))
+
+
+def _accuracy(name: str) -> columns.Reading:
+    """Read a share of the votes."""
+    return first(lambda run: 100 * run.votes[name])
+
+
+def _within(radius: str) -> columns.Reading:
+    """Read the share of samples whose vote is right within an l2 radius."""
+    return first(lambda run: _percent(run.votes["certified"].get(radius)))
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
 TABLE = Sheet(
     "main",
     "Natural and certified accuracy, % (the paper: CNN7 on the full test set)",
@@ -120,6 +153,7 @@ TABLE = Sheet(
         Column("group", "setting"),
         Column("key", ""),
         Column("method", "method"),
+        Column("guarantee", "trained for a guarantee"),
         columns.NATURAL,
         columns.ADVERSARIAL,
         columns.CERTIFIED,
@@ -129,14 +163,28 @@ TABLE = Sheet(
     ),
     lambda runs: columns.only_tried(runs, rows(runs.scale), "group"),
 )
+VOTES = Sheet(
+    "votes",
+    "Another thing: votes under noise, %, each l2 radius with probability 1 - alpha only",
+    (
+        Column("group", "setting"),
+        Column("key", ""),
+        Column("method", "method"),
+        *(Column(n, n, "g", _setting(n)) for n in ("sigma", "draws", "alpha")),
+        Column("samples", "samples", "d", first(lambda run: run.votes["samples"])),
+        *(Column(n, n, read=_accuracy(n)) for n in ("accuracy", "abstained")),
+        *(Column(f"at {r}", f"at l2 {r}", read=_within(r)) for r in ("0.25", "0.5", "0.75", "1")),
+    ),
+    lambda runs: columns.only_tried(runs, votes(runs.scale), "group"),
+)
 EXPERIMENT = Experiment(
     name="main",
     claim="TAPS and STAPS certify more than IBP and SABR, and TAPS beats IBP in natural "
     "accuracy, too.",
     where="Table 1; Section 4.1",
     paper_minutes=34_000,
-    plans=lambda scale: columns.plans_of(rows(scale)),
-    tables=(TABLE,),
+    plans=plans,
+    tables=(TABLE, VOTES),
     claims=claims,
     draw=draw,
 )
