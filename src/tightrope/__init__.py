@@ -50,16 +50,20 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.study.reproducing import reproduce as reproduce
     from tightrope.training.estimating import Estimate as Estimate
     from tightrope.training.estimating import estimate as estimate
+    from tightrope.training.objectives import ADCERT as ADCERT
     from tightrope.training.objectives import CCIBP as CCIBP
     from tightrope.training.objectives import CROWNIBP as CROWNIBP
     from tightrope.training.objectives import EXPIBP as EXPIBP
     from tightrope.training.objectives import IBP as IBP
     from tightrope.training.objectives import IBPR as IBPR
+    from tightrope.training.objectives import MART as MART
     from tightrope.training.objectives import MTLIBP as MTLIBP
     from tightrope.training.objectives import PGD as PGD
     from tightrope.training.objectives import SABR as SABR
     from tightrope.training.objectives import STAPS as STAPS
     from tightrope.training.objectives import TAPS as TAPS
+    from tightrope.training.objectives import ARoW as ARoW
+    from tightrope.training.objectives import CCDist as CCDist
     from tightrope.training.objectives import Loss as Loss
     from tightrope.training.objectives import MultiPGD as MultiPGD
     from tightrope.training.objectives import Noise as Noise
@@ -91,7 +95,8 @@ _HOMES = {
     "training.estimating": ("Estimate", "estimate"),
     "training.objectives": (
         *("CCIBP", "CROWNIBP", "EXPIBP", "IBP", "IBPR", "MTLIBP", "PGD", "SABR", "STAPS", "TAPS"),
-        *("Loss", "MultiPGD", "Noise", "Objective", "Standard"),
+        *("ADCERT", "ARoW", "CCDist", "Loss", "MART", "MultiPGD", "Noise", "Objective"),
+        "Standard",
     ),
     "training.training": ("train",),
 }

@@ -98,7 +98,7 @@ def parsed(words: list[str]) -> dict[str, Any]:
 
 def test_every_method_has_a_page_and_every_page_a_method() -> None:
     names = {Path(name).stem for name in PAGES if name.startswith("methods/")}
-    assert names == {*METHODS, "index", "training"}
+    assert names == {*METHODS, "index", "training", "helpers"}
 
 
 def test_the_index_links_every_method() -> None:

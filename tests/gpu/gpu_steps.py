@@ -9,6 +9,7 @@ from torch import nn
 from tightrope import devices
 from tightrope.graph import trace
 from tightrope.training.step import Step
+from tightrope.training.teachers import frozen_teacher
 
 SHAPE = (1, 8, 8)
 
@@ -43,6 +44,8 @@ def step(objective, device, *, radius=0.05, annealing=False, **options):
             real(tensor).copy_(value)
     net.zero_grad()
     x, y = (t.to(device) for t in batch())
+    if getattr(objective, "needs_teacher", False):
+        options["teacher"] = _teacher(device)
     torch.manual_seed(2)
     result = Step(graph, objective, 0.1, **options)(x, y, radius, annealing=annealing)
     gradients = {name: real(p.grad) for name, p in net.named_parameters()}
@@ -54,6 +57,15 @@ def _traced(device):
     """Tracing takes longer than a step; the graph shares the tensors of the network."""
     net = network().to(device)
     return net, trace(net, SHAPE), [t.clone() for t in network().state_dict().values()]
+
+
+@cache
+def _teacher(device):
+    """A network that disagrees with the one to train."""
+    net = network()
+    with torch.no_grad():
+        net[-1].weight.neg_()
+    return frozen_teacher(net.eval(), SHAPE, torch.device(device))
 
 
 def as_on_gpu(monkeypatch):

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 import training_reference as reference
+from taught import teaching
 from torch import Tensor
 
 from tightrope.errors import UserError
 from tightrope.graph import trace
+from tightrope.training.assistance import assisted
 from tightrope.training.distributed import Group, joined
 from tightrope.training.objectives import METHODS, Loss, Objective
 from tightrope.training.settings import Settings
@@ -48,6 +50,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+# What is put around the step of a method, and the network.
+HELPERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "rgs": ("pgd", "norm", {"smoothing": "rgs", "smoothing_pairs": 2}),
+    "pgpe": ("sabr", "norm", {"smoothing": "pgpe", "smoothing_pairs": 2}),
+    "sam": ("taps", "norm", {"sam_rho": 0.1}),
+    "edac": ("ibp", "odd", {"edac_weight": 0.3}),
+    "tightness": ("ibp", "plain", {"tightness_weight": 0.1}),
+    "edac, sam and tightness": (
+        *("exp-ibp", "norm"),
+        {"edac_weight": 0.3, "sam_rho": 0.1, "tightness_weight": 0.1},
+    ),
+}
+
+
 def cases() -> dict[str, tuple[Any, str, dict[str, Any]]]:
     """Return objective, network and options of each step by name."""
     made = {}
@@ -55,6 +71,13 @@ def cases() -> dict[str, tuple[Any, str, dict[str, Any]]]:
         made[f"{method}, {kind}"] = (objective(method, KINDS[kind][0]), *KINDS[kind])
     for method, options in VARIANTS.items():
         made[f"{method} variant"] = (objective(method, **options), *KINDS["everything in parts"])
+    for helper, (method, net, settings) in HELPERS.items():
+        given = objective(method, net), net
+        made[helper] = (*given, {"helpers": settings})
+        made[f"{helper}, everything in parts"] = (
+            *given,
+            {**KINDS["everything in parts"][1], "helpers": settings},
+        )
     return made
 
 
@@ -72,8 +95,11 @@ def step(case: tuple[Any, str, dict[str, Any]], group: Group | None) -> dict[str
     method, net, options = case
     options = dict(options)
     count, annealing = options.pop("count", 7), options.pop("annealing", False)
+    helpers = Settings.parse(options.pop("helpers", {}))
     module = reference.NETS[net]()
-    taken = Step(trace(module, reference.SHAPE), method, TARGET, group=group, **options)
+    options |= {**teaching(method, net), "tightness_weight": helpers.tightness_weight}
+    plain = Step(trace(module, reference.SHAPE), method, TARGET, group=group, **options)
+    taken = assisted(plain, helpers, torch.optim.SGD(module.parameters(), 1e-2))
     torch.manual_seed(3)
     result = taken(*reference.batch(count), RADIUS, annealing=annealing)
     return {
@@ -93,6 +119,12 @@ TRAININGS: dict[str, dict[str, Any]] = {
         "select": "last",
         "average_from": 2,
     },
+    "taught": {"method": "ad-cert", "ad-cert.steps": 2, "select": "best"},
+    "helped": {
+        **{"method": "ibp", "sam_rho": 0.05, "edac_weight": 0.3, "tightness_weight": 1e-3},
+        **{"select": "last", "average_from": 2, "average_decay": 0.9, "optimizer": "sgd"},
+    },
+    "smoothed": {"method": "pgd", "pgd.steps": 2, "smoothing": "rgs", "smoothing_pairs": 2},
     "few": {"method": "standard", "select": "best", "precise_bn": True, "clip": 0.1},
 }
 
@@ -118,7 +150,9 @@ def training(given: dict[str, Any], group: Group | None) -> dict[str, Any]:
     settings = Settings.parse({**shared, **given}).resolve(normalize=False, network={})
     module = reference.norm_net()
     made = settings.objective()
-    trainer = Trainer(module, reference.SHAPE, settings, made, torch.device("cpu"), group)
+    teacher = reference.norm_net(9).eval() if made.needs_teacher else None
+    cpu = torch.device("cpu")
+    trainer = Trainer(module, reference.SHAPE, settings, made, cpu, group, teacher)
     records = []
 
     def note(_: Trainer, record: dict[str, Any], selected: bool) -> None:

@@ -42,6 +42,21 @@ def test_the_mean_of_every_tenth_step_from_the_epoch_on():
     torch.testing.assert_close(module.weight.detach(), torch.stack(seen).mean(0))
 
 
+def test_an_exponential_average_of_every_step():
+    module, decay = nn.Linear(2, 1), 0.9
+    average, expected = WeightAverage(module, 1, decay), None
+    for epoch in range(3):
+        for iteration in range(7):
+            with torch.no_grad():
+                module.weight.add_(torch.randn(1, 2))
+            average.update(epoch, iteration)
+            if epoch >= 1:
+                now = module.weight.detach().clone()
+                expected = now if expected is None else decay * expected + (1 - decay) * now
+    assert average.apply() and average.count == 14
+    torch.testing.assert_close(module.weight.detach(), expected)
+
+
 def test_without_a_start_nothing_happens():
     module = nn.Linear(2, 1)
     before = module.weight.detach().clone()
@@ -50,8 +65,10 @@ def test_without_a_start_nothing_happens():
     assert not average.apply() and torch.equal(module.weight, before)
 
 
-def test_the_run_ends_with_the_average_also_after_a_resume(tmp_path: Path, monkeypatch):
-    whole = tr.train(out=tmp_path / "whole", average_from=1, **SMALL)
+@pytest.mark.parametrize("decay", [None, 0.95])
+def test_the_run_ends_with_the_average_also_after_a_resume(tmp_path: Path, decay):
+    averaged = {"average_from": 1, "average_decay": decay}
+    whole = tr.train(out=tmp_path / "whole", **averaged, **SMALL)
     plain = tr.train(out=tmp_path / "plain", **SMALL)
     assert whole.weights.read_bytes() != plain.weights.read_bytes()
 
@@ -67,7 +84,7 @@ def test_the_run_ends_with_the_average_also_after_a_resume(tmp_path: Path, monke
             pass
 
     with pytest.raises(Stop):
-        tr.train(out=tmp_path / "cut", average_from=1, progress=Stopper(), **SMALL)
+        tr.train(out=tmp_path / "cut", progress=Stopper(), **averaged, **SMALL)
     cut = tr.train(out=tmp_path / "cut", resume=True)
     assert cut.weights.read_bytes() == whole.weights.read_bytes()
 

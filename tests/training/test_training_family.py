@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import training_reference as reference
+from taught import teaching
 from torch import nn
 
 from tightrope.attacks import attack_margins, pgd
@@ -276,6 +277,7 @@ def test_every_method_trains_every_network(method, name):
     net, objective = reference.NETS[name](), make(method, name)
     x, y = reference.batch()
     model = training_model(trace(net, reference.SHAPE), x)
+    model.teacher = teaching(method, name).get("teacher")
     loss = objective(model, x, y, RADIUS)
     assert all(p.grad is None for p in net.parameters())
     assert loss.value.shape == () and loss.value > 0
@@ -287,7 +289,9 @@ def test_every_method_trains_every_network(method, name):
     gradients = reference.gradients(net)
     assert all(g.isfinite().all() and g.abs().max() > 0 for g in gradients.values())
     with torch.no_grad():
-        again = objective(training_model(trace(net, reference.SHAPE), x), x, y, RADIUS)
+        anew = training_model(trace(net, reference.SHAPE), x)
+        anew.teacher = model.teacher
+        again = objective(anew, x, y, RADIUS)
     assert again.value.isfinite() and not again.value.requires_grad
 
 
@@ -298,7 +302,8 @@ def test_statistics_are_those_of_the_clean_pass(method, name, accumulate):
     net, clean = reference.NETS[name](), reference.NETS[name]()
     x, y = reference.batch()
     graph = trace(net, reference.SHAPE)
-    Step(graph, make(method, name), 0.2, accumulate=accumulate)(x, y, RADIUS, annealing=False)
+    options = {"accumulate": accumulate, **teaching(method, name)}
+    Step(graph, make(method, name), 0.2, **options)(x, y, RADIUS, annealing=False)
     before = copy.deepcopy(clean).state_dict()
     clean.train()(x)
     buffers = dict(net.named_buffers())

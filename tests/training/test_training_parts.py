@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import training_reference as reference
+from taught import teaching
 
 from tightrope.box import Box
 from tightrope.graph import trace
@@ -43,6 +44,7 @@ def run(name, objective, accumulate, *, annealing=False, count=7, radius=RADIUS,
     """Return the result, the gradients and the buffers of one step on a fresh network."""
     net = reference.NETS[name]()
     graph = trace(net, reference.SHAPE)
+    options |= teaching(objective, name)
     step = Step(graph, objective, TARGET, accumulate=accumulate, **options)
     result = step(*reference.batch(count), radius, annealing=annealing)
     return result, reference.gradients(net), dict(net.named_buffers())

@@ -68,7 +68,7 @@ def test_the_families_are_complete():
     groups = [f"{s}-{net}" for s in SETTINGS[:2] for net in ("cnn3", "cnn7")]
     groups += [f"{s}-cnn5" for s in SETTINGS[2:4]]
     everything |= {f"laptop/{group}-{m}" for group in groups for m in benchmarked}
-    more = ("cc-ibp", "exp-ibp", "ibp-r")
+    more = ("cc-ibp", "exp-ibp", "ibp-r", "ad-cert", "cc-dist", "arow", "mart")
     everything |= {f"laptop/{s}-cnn3-{m}" for s in SETTINGS[:2] for m in more}
     everything |= {"laptop/mnist-0.1-cnn3-noise"}
     assert set(NAMED) == everything
@@ -120,7 +120,7 @@ def test_the_name_is_true(name):
         assert network_arguments(name) == nets.find(settings.net).arguments
     first = text_of(name).splitlines()[0]
     assert match["setting"].partition("-")[2].replace("-", "/") in first
-    assert settings.method.removeprefix("multi-").upper() in first
+    assert settings.method.removeprefix("multi-").upper() in first.upper()
 
 
 @pytest.mark.parametrize("name", NAMES)

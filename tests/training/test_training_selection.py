@@ -13,7 +13,7 @@ def select(monkeypatch, scores, **given):
     """Train with prescribed (natural, robust) accuracies; return selections and radii."""
     plan, radii = iter(scores), []
 
-    def scripted(graph, objective, batches, radius, group):
+    def scripted(graph, objective, batches, radius, group, teacher):
         radii.append(radius)
         return next(plan)
 

@@ -3,6 +3,7 @@
 from tightrope.attacks.ensemble import attack_goal, strong_attack
 from tightrope.attacks.goals import (
     CrossEntropy,
+    Divergence,
     Goal,
     Margin,
     Rows,
@@ -16,6 +17,7 @@ from tightrope.attacks.points import for_points
 
 __all__ = [
     "CrossEntropy",
+    "Divergence",
     "Goal",
     "Margin",
     "Network",

@@ -49,6 +49,26 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
+class Divergence:
+    """Maximise the Kullback-Leibler divergence from the predictions of fixed logits."""
+
+    reference: Tensor  # [samples, classes]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return `KL(softmax(reference) || softmax(logits))` per sample."""
+        expected = self.reference.log_softmax(1)
+        return (expected.exp() * (expected - logits.log_softmax(1))).sum(1)
+
+    def reached(self, logits: Tensor) -> Tensor:
+        """Return which samples have another prediction than the fixed one."""
+        return misclassified(logits, self.reference.argmax(1))
+
+    def select(self, index: Tensor) -> Divergence:
+        """Return the goal of some of the samples."""
+        return Divergence(self.reference[index])
+
+
+@dataclass(frozen=True)
 class Margin:
     """Minimise the worst margin."""
 

@@ -24,10 +24,13 @@ from tightrope.runs.found import Found
 SETTINGS = (
     *("data", "data_dir", "train_samples", "validation"),
     *("net", "width", "hidden", "depth", "blocks", "batch_norm", "normalize", "initialization"),
-    *("method", "eps", "train_eps", "epochs", "warmup_epochs", "annealing_epochs", "annealing"),
+    *("method", "teacher", "teacher_weights"),
+    *("eps", "train_eps", "epochs", "warmup_epochs", "annealing_epochs", "annealing"),
     *("batch_size", "accumulate", "optimizer", "learning_rate", "momentum", "weight_decay"),
     *("decay_epochs", "decay_factor", "clip", "l1", "regularizer_weight", "natural_weight"),
-    *("precise_bn", "average_from", "select", "seed", "device", "search_precision"),
+    *("precise_bn", "average_from", "average_decay"),
+    *("smoothing", "smoothing_sigma", "smoothing_pairs", "sam_rho", "edac_weight"),
+    *("tightness_weight", "select", "seed", "device", "search_precision"),
     "deterministic",
 )
 _ATTACK = ("steps", "restarts", "step_size")
@@ -55,6 +58,13 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "exp-ibp": ("exp", ("alpha", *_ATTACK, "attack_scale")),
     "ibp-r": ("ibp-r", ("area_weight", "masked", *_ATTACK)),
     "crown-ibp": ("crown-ibp", ("end_beta", "loss", "bounds", "start_kappa", "end_kappa")),
+    "ad-cert": (
+        "ad-cert",
+        ("alpha", *_ATTACK, "attack_scale", "teacher_input", "imitate", "attack"),
+    ),
+    "cc-dist": ("cc-dist", ("alpha", *_ATTACK, "attack_scale", "teacher_input", "weight")),
+    "arow": ("arow", ("weight", "label_smoothing", *_ATTACK)),
+    "mart": ("mart", ("weight", *_ATTACK)),
     "noise": ("noise", ("sigma",)),
 }
 # Settings that have an option of their own on the command line.

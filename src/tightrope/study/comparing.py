@@ -28,6 +28,7 @@ from tightrope.training.trainer import Progress
 from tightrope.training.training import check_training, train
 
 MOST_SEEDS = 1000
+TEACHER = ("teacher", "teacher_weights")  # settings of methods that learn from one
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def compare(
 
     Each run lies in `out/METHOD-SEED`; finished ones are used again, interrupted ones continue.
     `settings` are those of `train`, options of a method (`taps={"weight": 2}`) going to that
-    method only; a `preset` may contain `{method}`. Accuracies are those of `certify` and
+    method only, a `teacher` to those that learn from one; a `preset` may contain `{method}`.
+    Accuracies are those of `certify` and
     `estimate` (TAPS, with the largest classifier that one of them is trained with) on the first
     `samples` test samples, all of them if None. Bad settings of any method are refused before
     the first training. A run that fails is reported in its entry and does not stop the others;
@@ -107,8 +109,8 @@ def compare(
     `watch(method, seed)` may return a progress display for a training. `jobs` runs are made at a
     time, in processes that have their part of the threads: the values are the same as far as
     rounding does not depend on the number of threads. With `engine="ray"` a cluster makes them, as
-    in `certify`; run folders come back when they are finished, and data sets have to be found by
-    each machine. Writes `comparison.json` and `figures/comparison.png`.
+    in `certify`; run folders come back when they are finished, and data sets and the teacher have
+    to be found by each machine. Writes `comparison.json` and `figures/comparison.png`.
     """
     out, flat = Path(out), flatten(settings)
     if out.exists() and not out.is_dir():
@@ -172,6 +174,8 @@ def _asked(
         "method": method,
         **{k: v for k, v in settings.items() if "." not in k or k.startswith(own)},
     }
+    if not _learns(method, settings):
+        shared = {k: v for k, v in shared.items() if k not in TEACHER}
     return [
         _Asked({**shared, "out": out / f"{method}-{seed}", "seed": seed}).now()
         for seed in range(seeds)
@@ -290,6 +294,11 @@ def _points(entries: Sequence[Entry]) -> list[Point]:
     return points
 
 
+def _learns(method: str, settings: dict[str, Any]) -> bool:
+    """Return whether a teacher has a part in the training of a method."""
+    return find_method(method).needs_teacher or settings.get("initialization") == "teacher"
+
+
 def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None:
     for method in methods:
         find_method(method)
@@ -304,6 +313,10 @@ def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None
         head, dot, _ = name.partition(".")
         if dot and head not in sections:
             raise UserError(f"{name} belongs to none of the methods {', '.join(methods)}")
+        if name in TEACHER and not any(_learns(method, settings) for method in methods):
+            raise UserError(
+                f"none of the methods {', '.join(methods)} learns from a teacher: leave out {name}"
+            )
 
 
 def _check_runs(asked: Sequence[_Asked], samples: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Averages of the weights along the end of training (stochastic weight averaging)."""
+"""Averages of the weights along the end of training: plain ones (SWA), or exponential (EMA)."""
 
 from __future__ import annotations
 
@@ -7,30 +7,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Optimiser steps between two weights that enter the average.
+# Optimiser steps between two weights that enter a plain average.
 INTERVAL = 10
 
 
 class WeightAverage:
-    """The plain mean of the parameters at every tenth step from some epoch on."""
+    """The mean of the parameters from some epoch on: at every tenth step, or with a decay.
 
-    def __init__(self, module: nn.Module, start: int | None) -> None:
+    With a `decay`, every step enters: `mean <- decay mean + (1 - decay) parameters`.
+    """
+
+    def __init__(self, module: nn.Module, start: int | None, decay: float | None = None) -> None:
         self.parameters = dict(module.named_parameters())
-        self.start = start
+        self.start, self.decay = start, decay
         self.count = 0
         self.mean: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def update(self, epoch: int, iteration: int) -> None:
         """Take note of the parameters after a step."""
-        if self.start is None or epoch < self.start or iteration % INTERVAL:
+        if self.start is None or epoch < self.start:
+            return
+        if self.decay is None and iteration % INTERVAL:
             return
         self.count += 1
+        share = 1 / self.count if self.decay is None else 1 - self.decay
         for name, parameter in self.parameters.items():
             if self.count == 1:
                 self.mean[name] = parameter.detach().clone()
             else:
-                self.mean[name].lerp_(parameter, 1 / self.count)
+                self.mean[name].lerp_(parameter, share)
 
     @torch.no_grad()
     def apply(self) -> bool:

@@ -29,7 +29,8 @@ class FixedModel:
     `graph` computes bounds and is differentiable in the parameters; `frozen` is the same
     function without parameter gradients, for attacks; `logits` are the outputs on the clean
     batch `x`. `watched` are positions whose boxes the trainer wants back from the objective;
-    `progress` is the present radius as a share of the final one.
+    `progress` is the present radius as a share of the final one, and `teacher` the network that
+    methods which distil learn from, if there is one.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class FixedModel:
         self.x = x
         self.watched = watched
         self.progress = progress
+        self.teacher: Graph | None = None
         if logits is not None:
             self.__dict__["logits"] = logits
 

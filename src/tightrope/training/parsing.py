@@ -111,6 +111,17 @@ def number(
     return parse
 
 
+def fraction(value: Any) -> float:
+    """Read a number between 0 and 1, both excluded."""
+    try:
+        result = number(0, strict=True, maximum=1)(value)
+    except UserError:
+        result = 1.0
+    if result == 1:
+        raise UserError("a number above 0 and below 1")
+    return result
+
+
 def within(parser: Parser, limits: str, kind: Parser | None = None) -> Parser:
     """Let a parser that refuses a number for its size say the limits in these words.
 

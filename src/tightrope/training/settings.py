@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tightrope.training.objectives import Objective
 
 _count = parsing.optional(parsing.whole(1))
+WITHOUT_BALL = ("standard", "noise")
 _LARGEST = 1e30  # optimisers count in single precision
 
 
@@ -53,9 +54,17 @@ class Settings:
         None, parsing.optional(parsing.flag), "normalise inputs by the data's mean and deviation"
     )
     initialization: str | None = setting(
-        None, parsing.optional(parsing.choice("shi", "default")), "shi or default (torch's own)"
+        None,
+        parsing.optional(parsing.choice("shi", "default", "teacher")),
+        "shi, default (torch's own) or teacher (its weights)",
     )
     method: str = setting("ibp", parsing.text, "training method, see `tightrope methods`")
+    teacher: str | None = setting(
+        None, parsing.optional(parsing.text), "run to learn from, for methods that distil"
+    )
+    teacher_weights: str | None = setting(
+        None, parsing.optional(parsing.text), "fingerprint of the teacher, filled in"
+    )
     eps: Fraction = setting(Fraction(1, 10), parse_radius, "radius to be robust to")
     train_eps: Fraction | None = setting(
         None, parsing.optional(lambda v: parse_radius(v, "train_eps")), "radius to train at"
@@ -97,6 +106,29 @@ class Settings:
     precise_bn: bool = setting(False, parsing.flag, "recompute BatchNorm statistics each epoch")
     average_from: int | None = setting(
         None, parsing.optional(parsing.whole(0)), "epoch from which weights are averaged"
+    )
+    average_decay: float | None = setting(
+        None,
+        parsing.optional(parsing.fraction),
+        "decay of an exponential average, instead of plain",
+    )
+    smoothing: str | None = setting(
+        None,
+        parsing.optional(parsing.choice("rgs", "pgpe")),
+        "gradients over Gaussian weights: rgs (of gradients) or pgpe (of losses)",
+    )
+    smoothing_sigma: float = setting(
+        0.01, parsing.number(0, strict=True), "deviation of the weights that smoothing draws"
+    )
+    smoothing_pairs: int = setting(8, parsing.whole(1), "antithetic pairs that smoothing draws")
+    sam_rho: float = setting(
+        0.0, parsing.number(0), "step uphill of sharpness-aware minimisation, per tensor"
+    )
+    edac_weight: float = setting(
+        0.0, parsing.number(0), "weight of EDAC's step towards less adversarial certainty"
+    )
+    tightness_weight: float = setting(
+        0.0, parsing.number(0), "weight of what intervals lose in propagation"
     )
     select: str = setting(
         "best", parsing.choice("best", "last", "test"), "which epoch's weights to keep"
@@ -184,6 +216,15 @@ class Settings:
             raise UserError("average_from averages over epochs: set select = last")
         if self.average_from is not None and self.average_from >= self.epochs:
             raise UserError(f"average_from must be below epochs = {self.epochs}")
+        if self.average_decay is not None and self.average_from is None:
+            raise UserError("average_decay needs average_from: the epoch from which to average")
+        if self.smoothing is not None and self.sam_rho:
+            raise UserError("smoothing and sam_rho both move the weights: set one of them")
+        if self.edac_weight and self.method in WITHOUT_BALL:
+            raise UserError(
+                f"edac_weight is about attacks in the ball, which method {self.method!r} does not "
+                "train on: leave it at 0"
+            )
         if self.accumulate > self.batch_size:
             raise UserError("accumulate must not exceed batch_size")
         if stages := len(self.objective().stages):

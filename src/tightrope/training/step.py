@@ -18,6 +18,7 @@ from tightrope.graph import Graph, ops
 from tightrope.training import regularizers
 from tightrope.training.batchnorm import (
     FixedModel,
+    Statistics,
     clean_pass,
     fix,
     training_model,
@@ -26,6 +27,7 @@ from tightrope.training.batchnorm import (
 from tightrope.training.distributed import Group, own_rows
 from tightrope.training.objectives import Loss, Objective
 from tightrope.training.parts import PartGradients, parameters_of
+from tightrope.training.tightness import lost_tightness
 
 # The regularisers look at boxes of at least this radius: float32 cannot represent smaller ones.
 REGULARIZER_RADIUS = 1e-6
@@ -47,13 +49,16 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Step:
-    """Computes the gradients of a batch.
+    """Computes the gradients of a batch, or its loss alone where gradients are switched off.
 
     `regularizer_weight` scales Shi et al.'s regularisers while the radius is below `target`;
     `natural_weight` is the share of the clean loss; `accumulate` is the number of parts in which
-    the batch is computed. `progress` is what the objective is told of it, by default the radius as
-    a share of `target`. The processes of `group` share the batch: each gets all of it, computes
-    its own rows, and has the gradients of the whole in the end.
+    the batch is computed; `teacher` is the network that the objective learns from, if it does;
+    `tightness_weight` scales what intervals lose in propagation. `progress` is what the objective
+    is told of it, by default the radius as a share of `target`. With `statistics`, these are
+    BatchNorm's, as constants, and the running ones where there are none. The processes of `group`
+    share the batch: each gets all of it, computes its own rows, and has the gradients of the whole
+    in the end.
     """
 
     graph: Graph
@@ -65,6 +70,9 @@ class Step:
     natural_weight: float = 0.0
     group: Group | None = None
     progress: float | None = None
+    teacher: Graph | None = None
+    tightness_weight: float = 0.0
+    statistics: Statistics | None = None
 
     def __call__(self, x: Tensor, y: Tensor, radius: float, *, annealing: bool) -> StepResult:
         """Run the batch and leave the gradients in the parameters."""
@@ -73,15 +81,25 @@ class Step:
         weight = self.regularizer_weight * (1 - radius / self.target) if annealing else 0.0
         if self.group is not None:
             return self._shared(self.group, x, y, radius, weight)
-        if self.l1:
-            (self.l1 * regularizers.l1(self.graph)).backward()
+        self.add_l1()
         if self.accumulate > 1:
             return self._in_parts(x, y, radius, weight)
-        model = training_model(self.graph, x)
+        model = self._model(x)
         loss, extra = self._losses(model, y, radius, weight, regularizers.of_moments)
         value = (1 - self.natural_weight) * loss.value + extra
-        value.backward()
+        _backward(value)
         return _result(model, y, radius, loss, value)
+
+    def _model(self, x: Tensor, total: int | None = None) -> FixedModel:
+        """Return the network with the statistics of this batch, of which `x` may be a part."""
+        if self.statistics is None:
+            return training_model(self.graph, x, self.group, total=total)
+        return FixedModel(fix(self.graph, self.statistics), x)
+
+    def add_l1(self) -> None:
+        """Add the gradient of the L1 term, which is no part of the loss that is reported."""
+        if self.l1:
+            _backward(self.l1 * regularizers.l1(self.graph))
 
     def _shared(
         self, group: Group, x: Tensor, y: Tensor, radius: float, weight: float
@@ -92,9 +110,9 @@ class Step:
             result = self._in_parts(x, y, radius, weight)
         else:
             result = self._own_rows(group, x, y, radius, weight)
-        group.add_gradients(parameters_of(self.graph))
-        if self.l1:  # not a sum over samples: once, in every process
-            (self.l1 * regularizers.l1(self.graph)).backward()
+        if torch.is_grad_enabled():
+            group.add_gradients(parameters_of(self.graph))
+        self.add_l1()  # not a sum over samples: once, in every process
         return result
 
     def _own_rows(
@@ -109,7 +127,7 @@ class Step:
 
         with own_rows(group, len(x)) as rows:
             y = y[rows.inside]
-            model = training_model(self.graph, x[rows.inside], group, total=len(x))
+            model = self._model(x[rows.inside], len(x))
             loss, extra = self._losses(model, y, radius, weight, hold)
         terms = loss.means if loss.combine else (loss.value,)
         own = torch.cat([torch.stack([*terms, extra]), *held])
@@ -118,7 +136,7 @@ class Step:
         value = (1 - self.natural_weight) * (loss.combine or _same)(*whole) + extra
         if held:
             value = value + weight * regularizers.of_moments(means[len(terms) + 1 :])
-        value.backward()
+        _backward(value)
         return _result(model, y, radius, loss, value)
 
     def _losses(
@@ -133,6 +151,7 @@ class Step:
         input_position, relu_inputs = watched_positions(model.graph)
         weight = weight if relu_inputs else 0.0
         model.progress = radius / self.target if self.progress is None else self.progress
+        model.teacher = self.teacher
         if weight:
             model.watched = (input_position, *relu_inputs)
         if radius == 0:
@@ -142,6 +161,8 @@ class Step:
         extra = loss.value.new_zeros(())
         if self.natural_weight:
             extra = extra + self.natural_weight * F.cross_entropy(model.logits, y)
+        if self.tightness_weight:
+            extra = extra + self.tightness_weight * lost_tightness(model, y).mean()
         if weight:
             wide_enough = radius >= REGULARIZER_RADIUS and loss.boxes
             boxes = loss.boxes if wide_enough else self._boxes(model, radius)
@@ -165,10 +186,14 @@ class Step:
         total, slices = len(x), list(_slices(len(x), self.accumulate))
         if self.group is not None:
             x, y = (_own_parts(t, slices, self.group) for t in (x, y))
-        statistics, logits = clean_pass(self.graph, x, self.group)
-        update_running(self.graph, statistics, total)
+        statistics: Statistics = {}
+        logits = None
+        if self.statistics is None:
+            statistics, logits = clean_pass(self.graph, x, self.group)
+            update_running(self.graph, statistics, total)
         leaves = {
-            i: tuple(t.detach().requires_grad_() for t in pair) for i, pair in statistics.items()
+            i: (m.detach().requires_grad_(), v.detach().requires_grad_())
+            for i, (m, v) in statistics.items()
         }
         output = None if logits is None else logits.detach().requires_grad_()
 
@@ -177,7 +202,7 @@ class Step:
             for part in slices:
                 with own_rows(self.group, part.stop - part.start) as rows:
                     inside = slice(end, end := end + rows.last - rows.first)
-                    fixed = fix(self.graph, {i: (m, v) for i, (m, v) in leaves.items()})
+                    fixed = fix(self.graph, self.statistics or leaves)
                     clean = None if output is None else output[inside]
                     yield FixedModel(fixed, x[inside], clean), y[inside], len(y[inside]) / total
 
@@ -226,6 +251,12 @@ class Step:
         return lambda part: part @ slope + offset
 
 
+def _backward(value: Tensor) -> None:
+    """Leave the gradients in the parameters, unless they are switched off or there are none."""
+    if value.requires_grad:
+        value.backward()
+
+
 def _zero(moments: Tensor) -> Tensor:
     return moments.new_zeros(())
 
@@ -259,7 +290,7 @@ def _result(model: FixedModel, y: Tensor, radius: float, loss: Loss, value: Tens
 
 def _send_back(
     statistics: dict[int, tuple[Tensor, Tensor]],
-    leaves: dict[int, tuple[Tensor, ...]],
+    leaves: Statistics,
     logits: Tensor | None,
     output: Tensor | None,
 ) -> None:

@@ -16,8 +16,9 @@ from tightrope.devices import deterministic, forked_random, launches
 from tightrope.errors import UserError
 from tightrope.graph import Graph, ops, trace
 from tightrope.precision import full_precision, searching
+from tightrope.training.assistance import assisted
 from tightrope.training.averaging import WeightAverage
-from tightrope.training.batchnorm import evaluation_model, precise_batchnorm
+from tightrope.training.batchnorm import FixedModel, evaluation_model, precise_batchnorm
 from tightrope.training.checkpoints import Checkpoint, epoch_seed
 from tightrope.training.distributed import Group, own_rows
 from tightrope.training.initialization import initialize
@@ -27,6 +28,8 @@ from tightrope.training.schedules import RadiusSchedule, learning_rate
 from tightrope.training.settings import Settings
 from tightrope.training.stages import Plan, freeze
 from tightrope.training.step import Step, StepResult
+from tightrope.training.teachers import frozen_teacher
+from tightrope.training.tightness import check_tightness
 
 Batch = tuple[Tensor, Tensor]
 
@@ -90,6 +93,7 @@ class Trainer:
         objective: Objective,
         device: torch.device,
         group: Group | None = None,
+        teacher: nn.Module | None = None,
     ) -> None:
         # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
         self.module = module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -98,10 +102,15 @@ class Trainer:
         self.graph = trace(self.module, input_shape)
         objective.check(self.graph)
         self.plan = Plan.of(objective, settings.epochs)
+        if settings.tightness_weight:
+            check_tightness(self.graph)
+        self.teacher = None if teacher is None else frozen_teacher(teacher, input_shape, device)
         if settings.initialization == "shi":
             initialize(self.graph)
+        elif settings.initialization == "teacher" and teacher is not None:
+            self.module.load_state_dict(teacher.state_dict())
         self.optimizer = make_optimizer(self.module, settings)
-        self.average = WeightAverage(self.module, settings.average_from)
+        self.average = WeightAverage(self.module, settings.average_from, settings.average_decay)
         self.finished = 0
         self.best = -1.0
         self.selected_epoch = -1
@@ -161,9 +170,10 @@ class Trainer:
         for i, (x, y) in enumerate(batches):
             radius = stage.radius * schedule(epoch * len(batches) + i)
             step = replace(step, progress=self.plan.progress(epoch, i, len(batches)))
+            helped = assisted(step, settings, self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)
             with searching(settings.search_precision):
-                result = step(x, y, radius, annealing=annealing)
+                result = helped(x, y, radius, annealing=annealing)
             if settings.clip is not None:
                 nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip)
             self.optimizer.step()
@@ -201,6 +211,8 @@ class Trainer:
             accumulate=s.accumulate,
             natural_weight=s.natural_weight,
             group=self.group,
+            teacher=self.teacher,
+            tightness_weight=s.tightness_weight,
         )
 
     def _set_learning_rate(self, epoch: int, stage: Stage) -> float:
@@ -217,7 +229,8 @@ class Trainer:
         started = time.perf_counter()
         radius = min(radius, float(self.settings.eps))
         objective = self.plan.stages[self.plan.place(epoch)[0]].objective
-        natural, robust = evaluate(self.graph, objective, batches, radius, self.group)
+        given = (self.graph, objective, batches, radius)
+        natural, robust = evaluate(*given, self.group, self.teacher)
         return {
             "validation_radius": radius,
             "validation_natural": natural,
@@ -277,6 +290,7 @@ def evaluate(
     batches: Iterable[Batch],
     radius: float,
     group: Group | None = None,
+    teacher: Graph | None = None,
 ) -> tuple[float, float | None]:
     """Return natural accuracy and the accuracy that the objective considers robust."""
     totals = Totals()
@@ -285,7 +299,9 @@ def evaluate(
         for part in torch.arange(len(y)).split(limit or len(y)):
             with own_rows(group, len(part)) as rows:
                 inside = slice(int(part[0]) + rows.first, int(part[0]) + rows.last)
-                result = _evaluate(graph, objective, (x[inside], y[inside]), radius, totals)
+                model = evaluation_model(graph, x[inside])
+                model.teacher = teacher
+                result = _evaluate(model, objective, y[inside], radius, totals)
             counted = group is None or group.counts(rows)
             totals.add(result if counted else result.uncounted())
     totals = totals.over(group)
@@ -294,11 +310,9 @@ def evaluate(
 
 
 def _evaluate(
-    graph: Graph, objective: Objective, batch: Batch, radius: float, totals: Totals
+    model: FixedModel, objective: Objective, y: Tensor, radius: float, totals: Totals
 ) -> StepResult:
     """Evaluate some samples; once no claims about robustness are made, none are asked for."""
-    x, y = batch
-    model = evaluation_model(graph, x)
     natural, robust = int((~misclassified(model.logits, y)).sum()), None
     if totals.robust is not None:
         claim = objective(model, model.x, y, radius).robust

@@ -24,6 +24,7 @@ from tightrope.training.distributed import Group, each, first, joined, own_devic
 from tightrope.training.objectives import METHODS, Objective, section
 from tightrope.training.presets import load_preset
 from tightrope.training.settings import Settings, describe_settings, flatten
+from tightrope.training.teachers import load_teacher
 from tightrope.training.trainer import Progress, Trainer
 from tightrope.version import versions
 
@@ -64,7 +65,8 @@ def train(
         def session(settings: Settings) -> _Session:
             made = each(group, lambda: _Session(run, settings, objective, group))
             if group is not None:
-                group.check_same({"its data": made.data.digest()})
+                taught = made.settings.teacher_weights or ""
+                group.check_same({"its data": made.data.digest(), "its teacher": taught})
             return made
 
         if group is not None:
@@ -228,6 +230,7 @@ class _Session:
             (self.data.mean, self.data.std) if self.settings.normalize else None,
             arguments,
         )
+        self.settings, teacher = load_teacher(self.settings, self.architecture)
         with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU
             torch.manual_seed(self.settings.seed)
             self.trainer = Trainer(
@@ -237,6 +240,7 @@ class _Session:
                 objective or self.settings.objective(),
                 self.device,
                 group,
+                teacher,
             )
         self.split = self.data.split(self.settings.validation, self.settings.seed)
         if len(self.split.train) < 2 and self.trainer.has_batchnorm:

@@ -7,11 +7,14 @@ from dataclasses import Field
 from typing import Any
 
 from tightrope.errors import unknown_name
+from tightrope.training.objectives.arow import ARoW
 from tightrope.training.objectives.base import Guarantee, Loss, Objective, Stage
 from tightrope.training.objectives.crown_ibp import CROWNIBP
+from tightrope.training.objectives.distillation import ADCERT, CCDist
 from tightrope.training.objectives.expressive import CCIBP, EXPIBP, MTLIBP
 from tightrope.training.objectives.ibp import IBP
 from tightrope.training.objectives.ibp_r import IBPR
+from tightrope.training.objectives.mart import MART
 from tightrope.training.objectives.multi_pgd import MultiPGD
 from tightrope.training.objectives.noise import Noise
 from tightrope.training.objectives.pgd import PGD
@@ -22,7 +25,7 @@ from tightrope.training.objectives.taps import TAPS
 
 _ALL = (
     *(Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR, CROWNIBP),
-    Noise,
+    *(ADCERT, CCDist, ARoW, MART, Noise),
 )
 METHODS: dict[str, type[Objective]] = {method.name: method for method in _ALL}
 
@@ -45,17 +48,21 @@ def section(name: str) -> str:
 
 
 __all__ = [
+    "ADCERT",
     "CCIBP",
     "CROWNIBP",
     "EXPIBP",
     "IBP",
     "IBPR",
+    "MART",
     "METHODS",
     "MTLIBP",
     "PGD",
     "SABR",
     "STAPS",
     "TAPS",
+    "ARoW",
+    "CCDist",
     "Guarantee",
     "Loss",
     "MultiPGD",

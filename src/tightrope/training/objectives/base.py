@@ -85,13 +85,15 @@ class Objective:
     Shi et al.'s initialisation, annealing and regularisers are its defaults. `section` is the name
     under which its options appear in the settings, by default its own; `annealing_share` the part
     of the epochs over which the radius grows if nothing is said (None: two sevenths for methods
-    that propagate boxes, else none). `guarantee` is what tables group methods by.
+    that propagate boxes, else none). `guarantee` is what tables group methods by; `needs_teacher`
+    says that it learns from `model.teacher`.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     propagates_boxes: ClassVar[bool] = False
     guarantee: ClassVar[Guarantee] = Guarantee.DETERMINISTIC
+    needs_teacher: ClassVar[bool] = False
     section: ClassVar[str]
     annealing_share: ClassVar[float | None] = None
 

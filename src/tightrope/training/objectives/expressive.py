@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tightrope.attacks import Goal
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.training.batchnorm import FixedModel
@@ -21,8 +22,8 @@ from tightrope.training.parsing import setting
 
 
 @dataclass(frozen=True)
-class _Expressive(Objective):
-    """The options and the two ends that these losses share."""
+class Interpolated(Objective):
+    """The options and the two ends that losses between an attack's and IBP's share."""
 
     propagates_boxes: ClassVar[bool] = True
 
@@ -34,11 +35,11 @@ class _Expressive(Objective):
         1.0, options.positive, "size of the attacked ball, in those of the bounded one"
     )
 
-    def margins(
-        self, model: FixedModel, x: Tensor, y: Tensor, radius: float
-    ) -> tuple[Tensor, Tensor, Mapping[int, Box]]:
-        """Return `o_y - o_i` at the adversarial point, IBP's lower bounds of it, and boxes."""
-        points = adversarial_points(
+    def points(
+        self, model: FixedModel, x: Tensor, y: Tensor, radius: float, goal: Goal | None = None
+    ) -> Tensor:
+        """Return the adversarial points."""
+        return adversarial_points(
             model,
             Box.ball(x, self.attack_scale * radius),
             y,
@@ -46,9 +47,14 @@ class _Expressive(Objective):
             restarts=self.restarts,
             step_size=self.step_size,
             last=self.steps == 1,  # a single step is taken, whether it helps or not
+            goal=goal,
         )
-        logits = model.graph(points)
-        adversarial = logits.gather(1, y[:, None]) - logits
+
+    def margins(
+        self, model: FixedModel, x: Tensor, y: Tensor, radius: float
+    ) -> tuple[Tensor, Tensor, Mapping[int, Box]]:
+        """Return `o_y - o_i` at the adversarial point, IBP's lower bounds of it, and boxes."""
+        adversarial = own_margins(model.graph(self.points(model, x, y, radius)), y)
         bound, boxes = interval.margins(model.graph, Box.ball(x, radius), y, keep=model.watched)
         return adversarial, bound, boxes
 
@@ -58,7 +64,7 @@ class _Expressive(Objective):
 
 
 @dataclass(frozen=True)
-class MTLIBP(_Expressive):
+class MTLIBP(Interpolated):
     """A weighted sum of the adversarial and the IBP loss."""
 
     name: ClassVar[str] = "mtl-ibp"
@@ -73,7 +79,7 @@ class MTLIBP(_Expressive):
 
 
 @dataclass(frozen=True)
-class CCIBP(_Expressive):
+class CCIBP(Interpolated):
     """Cross-entropy of convex combinations of adversarial and IBP margins."""
 
     name: ClassVar[str] = "cc-ibp"
@@ -88,7 +94,7 @@ class CCIBP(_Expressive):
 
 
 @dataclass(frozen=True)
-class EXPIBP(_Expressive):
+class EXPIBP(Interpolated):
     """The geometric mean of the adversarial and the IBP loss."""
 
     name: ClassVar[str] = "exp-ibp"
@@ -102,6 +108,11 @@ class EXPIBP(_Expressive):
         combine = partial(geometric_mean, alpha=self.alpha)
         losses = margin_loss(bound, y), margin_loss(adversarial, y)
         return Loss.of(combine, *losses, robust=robust, boxes=boxes)
+
+
+def own_margins(logits: Tensor, y: Tensor) -> Tensor:
+    """Return `o_y - o_i` for each class i, with 0 for the true class."""
+    return logits.gather(1, y[:, None]) - logits
 
 
 def geometric_mean(bound: Tensor, adversarial: Tensor, *, alpha: float) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tightrope.attacks import CrossEntropy, Steps, pgd
+from tightrope.attacks import CrossEntropy, Goal, Steps, pgd
 from tightrope.box import Box
 from tightrope.draws import uniform_like
 from tightrope.training.batchnorm import FixedModel
@@ -23,17 +23,19 @@ def adversarial_points(
     restarts: int = 1,
     step_size: float | None = None,
     last: bool = False,
+    goal: Goal | None = None,
 ) -> Tensor:
     """Return the points of `box` with the highest cross-entropy that PGD finds.
 
     `step_size` is relative to the half-width of the box, by default `max(0.25, 2 / steps)`;
-    `last` takes the end of the only restart instead of the best point.
+    `last` takes the end of the only restart instead of the best point; `goal` is what to maximise
+    instead of the cross-entropy.
     """
     size = step_size or max(0.25, 2 / steps)
     return pgd(
         model.frozen,
         box,
-        CrossEntropy(y),
+        goal or CrossEntropy(y),
         steps=Steps(steps, size),
         restarts=restarts,
         keep="last" if last and restarts == 1 else "best",
