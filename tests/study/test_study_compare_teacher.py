@@ -32,7 +32,7 @@ def test_only_those_that_learn_from_it_have_a_teacher(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("methods", "given", "message"),
     [
-        (["ibp", "cc-dist"], {}, "method 'cc-dist' needs a teacher: train one, as by"),
+        (["ibp", "cc-dist"], {}, "method 'cc-dist' needs a teacher: train one, for instance by"),
         (["ibp", "taps"], {"teacher": "x"}, "none of the methods ibp, taps learns from a teacher"),
     ],
 )

@@ -314,9 +314,8 @@ def _check(methods: Sequence[str], seeds: int, settings: dict[str, Any]) -> None
         if dot and head not in sections:
             raise UserError(f"{name} belongs to none of the methods {', '.join(methods)}")
         if name in TEACHER and not any(_learns(method, settings) for method in methods):
-            raise UserError(
-                f"none of the methods {', '.join(methods)} learns from a teacher: leave out {name}"
-            )
+            known = ", ".join(methods)
+            raise UserError(f"none of the methods {known} learns from a teacher: leave out {name}")
 
 
 def _check_runs(asked: Sequence[_Asked], samples: int | None) -> int | None:

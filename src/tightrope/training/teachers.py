@@ -27,8 +27,8 @@ def load_teacher(
     if settings.teacher is None:
         if learns:
             raise UserError(
-                f"{_reason(settings)} needs a teacher: train one, as by tightrope train "
-                "--preset laptop/mnist-0.1-cnn3-pgd --out runs/teacher, and set teacher=runs/teacher"
+                f"{_reason(settings)} needs a teacher: train one, for instance by tightrope train "
+                "--preset laptop/mnist-0.1-cnn3-pgd --out runs/teacher; then set teacher to it"
             )
         return settings, None
     if not learns:
