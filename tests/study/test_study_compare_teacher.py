@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 
 import tightrope as tr
+from tightrope.study.experiments import EXPERIMENTS
+from tightrope.study.plans import Plan
+from tightrope.study.remaining import unfinished
+from tightrope.study.runner import carry_out_all
+from tightrope.training.objectives import METHODS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,3 +47,36 @@ def test_a_teacher_in_the_wrong_place(
     with pytest.raises(tr.UserError, match=message):
         tr.compare(methods, out=tmp_path / "out", samples=10, **SETTINGS, **given)
     assert not (tmp_path / "out").exists()
+
+
+def test_plans_name_the_run_that_they_learn_from(tmp_path: Path) -> None:
+    plans = {plan.name: plan for plan in EXPERIMENTS["main"].plans("laptop")}
+    students = [plan for plan in plans.values() if METHODS[plan.method].needs_teacher]
+    assert {plan.method for plan in students} == {"ad-cert", "cc-dist"}
+    for plan in plans.values():
+        assert (plan.teacher is not None) == (plan in students)
+    for plan in students:
+        assert plan.teacher is not None
+        assert plans[plan.teacher].method == "pgd"
+        command = plan.commands(tmp_path / "runs" / plan.name)[0]
+        assert f"teacher={tmp_path / 'runs' / plan.teacher}" in command
+
+
+def test_runs_are_made_after_those_that_they_learn_from(tmp_path: Path) -> None:
+    """The student is asked for first, and takes longer."""
+    certify = {"eps": "0.01", "samples": 10, "stages": ("ibp",)}
+    student = {**SETTINGS, "ad-cert.steps": 1}
+    plans = [
+        Plan(
+            *("student", "laptop/mnist-0.1-cnn3-ad-cert", student),
+            **{"certify": certify, "minutes": 9, "teacher": "teacher"},
+        ),
+        Plan("teacher", "laptop/mnist-0.1-cnn3-pgd", SETTINGS, certify=certify),
+    ]
+    session = carry_out_all(plans, tmp_path, jobs=2, threads=1)
+    assert not session.failures and [*session.seconds] == ["teacher", "student"]
+    made = tr.Run(tmp_path / "runs" / "student")
+    assert made.settings().teacher == str(tmp_path / "runs" / "teacher")
+    assert not unfinished(plans[0], made.folder)
+    alone = carry_out_all(plans[:1], tmp_path / "alone", jobs=1, threads=1)
+    assert "teacher, which it learns from, is not on this machine" in alone.failures["student"]

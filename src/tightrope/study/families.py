@@ -26,6 +26,7 @@ COMPLETE = {"stages": STAGES, "steps": 50, "restarts": 2}
 _TINY = {"ibp": 4, "pgd": 8, "sabr": 11, "taps": 10, "staps": 17}
 _CNN3 = {"ibp": 4, "pgd": 10, "sabr": 12, "mtl-ibp": 6, "taps": 28, "staps": 32}
 _CNN3 |= {"cc-ibp": 6, "exp-ibp": 6, "ibp-r": 10, "crown-ibp": 15, "noise": 5}
+_CNN3 |= {"ad-cert": 7, "cc-dist": 7, "arow": 10, "mart": 10}
 _CNN7 = {"ibp": 8, "pgd": 20, "sabr": 25, "mtl-ibp": 15, "taps": 40, "staps": 50}
 # By ReLUs in the classifier, with certification.
 _NARROW = (3, 4, 6, 7, 9, 14, 16)
@@ -111,7 +112,8 @@ def laptop(setting: str, net: str, method: str, **options: Any) -> Plan:
         f"laptop/{name}",
         certify={"eps": RADIUS[setting], "samples": 1000, "timeout": 3.0, "stages": STAGES},
         estimate={"estimators": CHEAP, "samples": 1000} if net else {},
-        minutes=minutes + (40 if method == "pgd" else 10),
+        minutes=minutes + (40 if METHODS[method].guarantee is Guarantee.NONE else 10),
+        teacher=f"{setting}-{net}-pgd" if METHODS[method].needs_teacher else None,
         optional="cifar10" if cifar else None,
     )
     return vary(plan, **options)

@@ -27,7 +27,8 @@ class Plan:
     votes under noise are counted instead, and nothing else is done. `estimate` says which margins
     to estimate on how many samples (at the radius certified); `exact` how many of them to compute
     exactly, and by a mixed-integer program for comparison; `splits` under which splits to
-    measure TAPS accuracy. Where `optional` names a data set, the run is left out without it.
+    measure TAPS accuracy. `teacher` is the name of the run that this one learns from. Where
+    `optional` names a data set, the run is left out without it.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Plan:
     exact: Mapping[str, Any] = field(default_factory=dict)
     splits: Mapping[str, Any] = field(default_factory=dict)
     minutes: float = 1.0
+    teacher: str | None = None
     optional: str | None = None
 
     def __str__(self) -> str:
@@ -61,7 +63,8 @@ class Plan:
 
     def commands(self, folder: Path) -> list[str]:
         """Return the commands that make this run by hand."""
-        pairs = [f"{name}={_text(value)}" for name, value in self.settings.items()]
+        taught = {} if self.teacher is None else {"teacher": str(folder.parent / self.teacher)}
+        pairs = [f"{k}={_text(v)}" for k, v in {**self.settings, **taught}.items()]
         sets = [part for pair in pairs for part in ("--set", pair)]
         train = ["train", "--preset", self.preset, "--seed", str(self.seed), *sets]
         options = [

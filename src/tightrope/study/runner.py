@@ -67,10 +67,10 @@ def carry_out_all(
 ) -> Session:
     """Make all runs in `folder/runs`, `jobs` at a time, each with `threads` threads.
 
-    Finished runs are used as they are. One that somebody else is working on fails, or is waited
-    for. A run that fails is noted and does not stop the others;
-    logs are in `folder/logs`. However this ends, no process survives it. A cluster makes as
-    many at a time as it has room for, unless `jobs` says how many.
+    Finished runs are used as they are; those that learn from others are made after these. One that
+    somebody else is working on fails, or is waited for. A run that fails is noted and does not stop
+    the others; logs are in `folder/logs`. However this ends, no process survives it. A cluster
+    makes as many at a time as it has room for, unless `jobs` says how many.
     """
     display = display or Silence()
     todo = []
@@ -80,12 +80,15 @@ def carry_out_all(
         else:
             display.end(plan.name, "reused")
     watcher = _Runs(folder, display, logs=cluster is None)
-    if cluster is not None and todo:
-        home = Home(watcher, lambda plan: folder / "runs" / plan.name, wait)
-        run_tasks(partial(Traveller, carry_out_afar), todo, home, workers=jobs, cluster=cluster)
-    elif todo:
-        task, workers = partial(Worker, folder, wait), min(jobs or 1, len(todo))
-        run_in_processes(task, todo, watcher, workers=workers, threads=threads)
+    taught = [plan for plan in todo if plan.teacher is not None]
+    for several in ([plan for plan in todo if plan.teacher is None], taught):
+        if cluster is not None and several:
+            home = Home(watcher, lambda plan: folder / "runs" / plan.name, wait)
+            away = partial(Traveller, carry_out_afar)
+            run_tasks(away, several, home, workers=jobs, cluster=cluster)
+        elif several:
+            task, workers = partial(Worker, folder, wait), min(jobs or 1, len(several))
+            run_in_processes(task, several, watcher, workers=workers, threads=threads)
     return watcher.session
 
 

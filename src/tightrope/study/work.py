@@ -43,7 +43,7 @@ def carry_out(
             resume=run.config.exists(),
             wait=queue,
             progress=_Epochs(int(plan.wanted().get("epochs", 70)), watch),
-            **{**plan.settings, "seed": plan.seed},
+            **{**plan.settings, **_teacher(plan, run), "seed": plan.seed},
         )
     if "smooth" in remaining.unfinished(plan, folder):
         progress = partial(watch, "smooth")
@@ -70,6 +70,18 @@ def carry_out(
         if "splits" in todo:
             options = remaining.split_settings(plan)
             measure_splits(run, options, lambda *counts: watch("splits", *counts))
+
+
+def _teacher(plan: Plan, run: Run) -> dict[str, str]:
+    """Return the setting that names a run's teacher, which lies beside it."""
+    if plan.teacher is None or run.config.exists():
+        return {}
+    folder = run.folder.parent / plan.teacher
+    if not folder.exists():
+        raise UserError(
+            f"{plan.teacher}, which it learns from, is not on this machine: make it here"
+        )
+    return {"teacher": str(folder)}
 
 
 class _Epochs:
