@@ -26,8 +26,10 @@ import torch
 from networks import BATCH, RADIUS, State, annealed_state, build, endless
 
 from tightrope.graph import trace
+from tightrope.training.assistance import assisted
 from tightrope.training.memory import reuse_freed_memory
 from tightrope.training.objectives import (
+    ADCERT,
     CROWNIBP,
     IBP,
     MTLIBP,
@@ -35,6 +37,7 @@ from tightrope.training.objectives import (
     SABR,
     STAPS,
     TAPS,
+    CCDist,
     Objective,
     Standard,
 )
@@ -57,10 +60,22 @@ def methods(net: str) -> dict[str, Objective]:
         "pgd, 10 steps": PGD(steps=10),
         "sabr, 8 steps": SABR(steps=8),
         "mtl-ibp, 10 steps": MTLIBP(steps=10),
+        "ad-cert, 10 steps": ADCERT(steps=10),
+        "cc-dist, 10 steps": CCDist(steps=10),
         "taps, 1 ReLU": TAPS(classifier_relus=1, steps=20),
         f"taps, {deep} ReLUs": TAPS(classifier_relus=deep, steps=20),
         "staps, 1 ReLU": STAPS(classifier_relus=1, steps=20, attack_steps=10),
     }
+
+
+# What can be put around a step: here around IBP's.
+HELPERS = {
+    "ibp, sam": {"sam_rho": 0.05},
+    "ibp, edac": {"edac_weight": 0.3},
+    "ibp, rgs, 1 pair": {"smoothing": "rgs", "smoothing_pairs": 1},
+    "ibp, pgpe, 1 pair": {"smoothing": "pgpe", "smoothing_pairs": 1},
+    "ibp, tightness": {"tightness_weight": 1e-4},
+}
 
 
 def plain_step(net: str, state: State) -> Callable[[], None]:
@@ -81,14 +96,20 @@ def plain_step(net: str, state: State) -> Callable[[], None]:
     return run
 
 
-def our_step(net: str, objective: Objective, state: State) -> Callable[[], None]:
+def our_step(
+    net: str, objective: Objective, state: State, settings: Settings | None = None
+) -> Callable[[], None]:
     dataset, module = build(net)
     module.load_state_dict(state.network)
     graph = trace(module, dataset.input_shape)
     batches = endless(dataset.training_batches(BATCH[net], drop_last=True))
-    optimizer = make_optimizer(module, Settings())
+    settings = settings or Settings()
+    optimizer = make_optimizer(module, settings)
     optimizer.load_state_dict(copy.deepcopy(state.optimizer))
-    step = Step(graph, objective, target=RADIUS)
+    weight = settings.tightness_weight
+    teacher = graph.fold_batchnorm().map_tensors(lambda t: t.detach().clone())
+    plain = Step(graph, objective, target=RADIUS, teacher=teacher, tightness_weight=weight)
+    step = assisted(plain, settings, optimizer)
 
     def run() -> None:
         x, y = next(batches)
@@ -117,6 +138,8 @@ def measure(net: str, rounds: int) -> None:
     state = annealed_state(net)
     steps = {"plain PyTorch": plain_step(net, state)}
     steps |= {name: our_step(net, objective, state) for name, objective in methods(net).items()}
+    for name, given in HELPERS.items():
+        steps[name] = our_step(net, IBP(), state, Settings.parse(given))
     times: dict[str, list[float]] = {name: [] for name in steps}
     memory: dict[str, float] = {}
     quick = ("plain PyTorch", "standard", "ibp")

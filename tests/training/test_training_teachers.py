@@ -40,7 +40,7 @@ def test_the_fingerprint_of_the_teacher_is_a_setting(robust, tmp_path):
     assert run.settings().teacher_weights == robust.fingerprints()["weights"]
     assert robust.weights.read_bytes() == before
     assert all(0 <= record["validation_robust"] <= 1 for record in run.history())
-    again = tr.train(out=tmp_path / "again", teacher=str(robust.folder), **STUDENT)
+    again = tr.train(out=tmp_path / "again", teacher=robust, **STUDENT)
     assert again.weights.read_bytes() == run.weights.read_bytes()
     # What is read of a run later does not need the teacher any more.
     assert tr.estimate(run, samples=20, steps=2).samples == 20

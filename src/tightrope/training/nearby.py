@@ -30,8 +30,8 @@ from tightrope.training.step import Step, StepResult
 class Smoothed:
     """A step whose gradient is that of the loss averaged over weights around the present ones.
 
-    All draws see the same batch and the same random points. BatchNorm has the statistics of the
-    batch at the present weights. The L1 term is not smoothed.
+    All draws see the same batch, and both of a pair the same random points. BatchNorm has the
+    statistics of the batch at the present weights. The L1 term is not smoothed.
     """
 
     step: Step

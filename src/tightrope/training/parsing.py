@@ -158,6 +158,11 @@ def text(value: Any) -> str:
     return str(value)
 
 
+def folder(value: Any) -> str:
+    """Read the path of a folder, or take that of a run."""
+    return text(getattr(value, "folder", value))
+
+
 def choice(*options: str) -> Parser:
     """Return a parser of one of some words."""
 

@@ -60,7 +60,7 @@ class Settings:
     )
     method: str = setting("ibp", parsing.text, "training method, see `tightrope methods`")
     teacher: str | None = setting(
-        None, parsing.optional(parsing.text), "run to learn from, for methods that distil"
+        None, parsing.optional(parsing.folder), "run to learn from, for methods that distil"
     )
     teacher_weights: str | None = setting(
         None, parsing.optional(parsing.text), "fingerprint of the teacher, filled in"
