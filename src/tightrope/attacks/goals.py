@@ -148,6 +148,27 @@ class Direction:
         return Direction(self.weights[index])
 
 
+@dataclass(frozen=True)
+class Alternating:
+    """The worst margin of some samples, the cross-entropy of the others."""
+
+    labels: Tensor
+    by_margin: Tensor  # [samples]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return the score of each sample."""
+        margin, entropy = Margin(self.labels)(logits), CrossEntropy(self.labels)(logits)
+        return torch.where(self.by_margin, margin, entropy)
+
+    def reached(self, logits: Tensor) -> Tensor:
+        """Return which samples are misclassified."""
+        return misclassified(logits, self.labels)
+
+    def select(self, index: Tensor) -> Alternating:
+        """Return the goal of some of the samples."""
+        return Alternating(self.labels[index], self.by_margin[index])
+
+
 def worst_margin(logits: Tensor, labels: Tensor) -> Tensor:
     """Return `min_i o_y - o_i` over the wrong classes i; positive where y wins strictly."""
     true = logits.gather(1, labels[:, None])

@@ -19,7 +19,8 @@ from tightrope.attacks import worst_margin
 from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, robustness
 from tightrope.certification.properties import PIXELS, Ball, Domain
-from tightrope.certification.stages import STAGES, Stage, StageSettings
+from tightrope.certification.search.shared import suits
+from tightrope.certification.stages import STAGES, Examine, Stage, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.devices import forked_random
@@ -59,15 +60,33 @@ def walk(
     Those at the positions in `skip` take part in the common stages only.
     """
     left = list(range(len(problems)))
-    for name in together(stages):
+    shared = suits(subject, problems, settings.choices) if problems else False
+    for name, examine in for_all(stages, shared):
         if left:
-            answers = _run(subject, [problems[i] for i in left], name, stages[name], settings)
+            share = stages[name].share
+            answers = _run(subject, [problems[i] for i in left], name, examine, share, settings)
             yield from ((i, a) for i, a in zip(left, answers, strict=True) if _decided(a))
             left = [i for i, a in zip(left, answers, strict=True) if not _decided(a)]
     # Each has its own randomness from here on, whatever becomes of those before it.
     seeds = torch.randint(1 << 62, (len(problems),)).tolist()
     waiting = [Alone(i, problems[i], seeds[i]) for i in left if i not in skip]
     yield from walk_alone(subject, waiting, stages, settings, spare)
+
+
+def for_all(stages: Mapping[str, Stage], shared: bool) -> Iterator[tuple[str, Examine]]:
+    """Yield what is done for all problems at once, in order.
+
+    Where problems have `shared` searches, what is light of some stages is done first, and what the
+    common ones leave of that for the end.
+    """
+    common, light = together(stages), [name for name in stages if shared and stages[name].light]
+    postponed = [name for name in common if name in light[:-1]]
+    for name, stage in stages.items():
+        if stage.light is not None and (name in postponed or (name in light and stage.single)):
+            yield name, stage.light
+        elif name in common:
+            yield name, stage.examine
+    yield from ((name, stages[name].examine) for name in postponed)
 
 
 def together(stages: Mapping[str, Stage]) -> list[str]:
@@ -93,7 +112,8 @@ def walk_alone(
         torch.manual_seed(one.seed)
         answer = _summary(one.opened, before[-1] if before else "")
         for name in [*stages][len(before) :]:
-            (answer,) = _run(subject, [one.opened], name, stages[name], settings)
+            stage = stages[name]
+            (answer,) = _run(subject, [one.opened], name, stage.examine, stage.share, settings)
             if _decided(answer):
                 break
         one.opened.search = None  # large
@@ -108,22 +128,27 @@ def _run(
     subject: Subject,
     problems: Sequence[OpenProblem],
     name: str,
-    stage: Stage,
+    examine: Examine,
+    share: float,
     settings: StageSettings,
 ) -> list[Answer]:
-    """Run a stage on open problems; each is charged its share of the time."""
+    """Run a stage on open problems; each is charged its share of the time, by rows."""
     started = time.perf_counter()
     left = sum(max(opened.left, 0.0) for opened in problems)
-    deadline = Deadline.after(stage.share * left)
+    deadline = Deadline.after(share * left)
+    for opened in problems:
+        opened.rows = 0
     try:
         with until(deadline):
-            answers = stage.examine(subject, problems, settings, deadline)
+            answers = examine(subject, problems, settings, deadline)
     except OutOfTimeError:
         answers = [undecided(Cause.TIME, f"{name} had not ended")] * len(problems)
-    share = (time.perf_counter() - started) / len(problems)
+    elapsed = time.perf_counter() - started
+    rows = sum(opened.rows for opened in problems)
     complete = []
     for opened, answer in zip(problems, answers, strict=True):
-        opened.times[name] = opened.times.get(name, 0.0) + share
+        part = opened.rows / rows if rows else 1 / len(problems)
+        opened.times[name] = opened.times.get(name, 0.0) + part * elapsed
         if _decided(answer):
             seconds = sum(opened.times.values())
             subproblems = answer.subproblems or opened.last.subproblems

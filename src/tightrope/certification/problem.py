@@ -80,6 +80,8 @@ class OpenProblem:
     stage; `nodes` are proved bounds of nodes by position, found with that `effort`; `settled` are
     those found on the way, which stay when a stage runs out of time; `bound` is
     the best proved lower bound on the worst row; `search` is what stands at the root of a search.
+    `rows` is how many rows or subproblems of it the last batch had, by which its time is shared out
+    (0: as many as of the others).
     """
 
     problem: Problem
@@ -91,6 +93,7 @@ class OpenProblem:
     effort: Effort | None = None
     search: BranchAndBound | InputSearch | GraphSearch | PieceSearch | None = None
     last: Answer = field(default_factory=Answer)
+    rows: int = 0
 
     @property
     def left(self) -> float:

@@ -158,3 +158,11 @@ class Refuter:
             if bool(self.inner.contains(point[None])[0]) and self.fails(point):
                 return point
         return None
+
+
+def confirmed(subject: Subject, box: Box, labels: Tensor, points: Tensor) -> list[Tensor | None]:
+    """Return which points, one of each box, are counterexamples: inside, and wrong on their own."""
+    candidates = subject.predict(points) != labels
+    candidates[candidates.clone()] = box[candidates].contains(points[candidates])
+    broken = subject.fooled(points, labels, candidates).tolist()
+    return [point if found else None for point, found in zip(points, broken, strict=True)]

@@ -24,6 +24,8 @@ from tightrope.box import BallBox, Box, joined
 from tightrope.budget import fitting
 from tightrope.certification import complete
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
+from tightrope.certification.refutation import confirmed
+from tightrope.certification.search import shared
 from tightrope.certification.search.inputs import splits_inputs
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError
@@ -41,7 +43,7 @@ NEURON_BYTES = 128  # bounds, lines and magnitudes of a neuron
 LARGEST_PART = 1 << 40  # bytes, on a GPU: what is free there is less
 # Where few inputs vary: points that are looked at first, and seconds for them and what follows.
 PROBES, PROBING = 8192, 2.0
-QUICK_STEPS = 10
+QUICK_STEPS, FIRST_STEPS = 10, 50
 
 Open = Sequence[OpenProblem]
 
@@ -56,16 +58,21 @@ class StageSettings:
     choices: Choices = CHOICES
 
 
+Examine = Callable[[Subject, Open, StageSettings, Deadline], list[Answer]]
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stage; `single` ones take so long that each problem's answer is known at once.
 
-    It may take a `share` of the time that is left.
+    It may take a `share` of the time that is left. A stage with a `light` part does that before:
+    for all problems together, and before what other stages do at length.
     """
 
-    examine: Callable[[Subject, Open, StageSettings, Deadline], list[Answer]]
+    examine: Examine
     single: bool = False
     share: float = 1.0
+    light: Examine | None = None
 
 
 def ibp_stage(
@@ -106,6 +113,14 @@ def quick_stage(
     return attack_stage(subject, problems, light, deadline)
 
 
+def first_attack(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Refute what one restart of few steps refutes: most of what the whole attack does."""
+    light = replace(settings, steps=min(settings.steps, FIRST_STEPS), restarts=1)
+    return attack_stage(subject, problems, light, deadline)
+
+
 def attack_stage(
     subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
 ) -> list[Answer]:
@@ -117,15 +132,9 @@ def attack_stage(
         ]
     box = _inner(problems)
     labels = torch.tensor([p.problem.label for p in problems], device=box.lower.device)
-    points = strong_attack(
-        subject.attacked, box, labels, steps=settings.steps, restarts=settings.restarts
-    )
-    candidates = subject.predict(points) != labels
-    candidates[candidates.clone()] = box[candidates].contains(points[candidates])
-    broken = subject.fooled(points, labels, candidates)
-    return [
-        _refutation(point if b else None, deadline) for point, b in zip(points, broken, strict=True)
-    ]
+    steps, restarts = settings.steps, settings.restarts
+    points = strong_attack(subject.attacked, box, labels, steps=steps, restarts=restarts)
+    return [_refutation(point, deadline) for point in confirmed(subject, box, labels, points)]
 
 
 def autoattack_stage(
@@ -219,29 +228,33 @@ def crown_stage(
     subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
 ) -> list[Answer]:
     """Prove by linear bounds of all layers, of several problems at once where they are small."""
-    size = max(1, CROWN_NEURONS // subject.neurons)
+    size = _crowned(subject)
     together = size > 1 or launches(problems[0].problem.outer.lower)
     if not together or any(opened.problem.label is None for opened in problems):
         return [complete.linear_bounds(subject, opened, settings.choices) for opened in problems]
     answers = []
     for part in _parts(subject, problems, size):
-        known = _joined_nodes(part)
-        relaxation = relax(
-            subject.exact, _outer(part), effort=CROWN, rounding=ROUNDING, known=known
-        )
-        for i, (opened, bound) in enumerate(zip(part, worst_rows(relaxation, part), strict=True)):
-            answers.append(proof(bound))
-            opened.nodes, opened.effort = relaxation.known(i), CROWN
+        relaxation = _by_lines(subject, part)
+        found = [proof(bound) for bound in worst_rows(relaxation, part)]
+        left = [opened for opened, answer in zip(part, found, strict=True) if not answer]
+        if left and shared.suits(subject, left, settings.choices):
+            better = iter(shared.SharedSearch(subject, left).root())
+            found = [answer or next(better) for answer in found]
+        answers += found
+        for opened in part:
+            opened.rows = 0
     return answers
 
 
-def _joined_nodes(problems: Open) -> dict[int, Box] | None:
-    """Return the bounds of nodes that are known of all problems, as one batch."""
-    known = [opened.nodes for opened in problems if opened.nodes is not None]
-    if len(known) < len(problems):
-        return None
-    common = set(known[0]).intersection(*known)
-    return {i: joined([nodes[i] for nodes in known]) for i in sorted(common)}
+def _by_lines(subject: Subject, problems: Open) -> Relaxation:
+    """Bound all layers of several problems by lines, and remember the bounds."""
+    known = shared.joined_nodes(problems)
+    relaxation = relax(
+        subject.exact, _outer(problems), effort=CROWN, rounding=ROUNDING, known=known
+    )
+    for i, opened in enumerate(problems):
+        opened.nodes, opened.effort = relaxation.known(i), CROWN
+    return relaxation
 
 
 def alpha_stage(
@@ -261,6 +274,23 @@ def bab_stage(
     ]
 
 
+def shared_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Decide what few splits decide, in batches that all problems share."""
+    answers: list[Answer] = []
+    try:
+        for part in _parts(subject, problems, shared.together(subject)):
+            unknown = [opened for opened in part if opened.effort is not CROWN]
+            for some in _parts(subject, unknown, _crowned(subject)) if unknown else ():
+                _by_lines(subject, some)
+            answers += shared.SharedSearch(subject, part).run(deadline)
+    except OutOfTimeError:  # what was decided before stands
+        late = undecided(Cause.TIME, complete.NOT_BOUNDED)
+        answers += [late] * (len(problems) - len(answers))
+    return answers
+
+
 def milp_stage(
     subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
 ) -> list[Answer]:
@@ -274,6 +304,11 @@ def _outer(problems: Open) -> Box:
 
 def _inner(problems: Open) -> Box:
     return joined([opened.problem.inner for opened in problems])
+
+
+def _crowned(subject: Subject) -> int:
+    """Return how many problems' neurons are bounded by lines at once."""
+    return max(1, CROWN_NEURONS // subject.neurons)
 
 
 def _parts(subject: Subject, problems: Open, most: int | None = None) -> Iterator[Open]:
@@ -297,9 +332,9 @@ STAGES: dict[str, Stage] = {
     "quick": Stage(quick_stage, share=0.1),
     "crown-ibp": Stage(crown_ibp_stage, share=0.5),
     "crown": Stage(crown_stage, share=0.25),
-    "attack": Stage(attack_stage, share=0.5),
+    "attack": Stage(attack_stage, share=0.5, light=first_attack),
     "autoattack": Stage(autoattack_stage, share=0.5),
     "alpha": Stage(alpha_stage, single=True),
-    "bab": Stage(bab_stage, single=True),
+    "bab": Stage(bab_stage, single=True, light=shared_stage),
     "milp": Stage(milp_stage, single=True),
 }

@@ -7,6 +7,8 @@ operations of the network (`tightrope.domains.linear.rules`); the bounds of neur
 the whole box. The gradient is in closed form, as in `tightrope.domains.linear.alpha`: one pass
 back, one pass forward.
 
+There may be several boxes, each row being about one of them: subproblems of all share batches.
+
 The ascent runs in float32 on a network with its BatchNorms folded. What it finds becomes a proof
 by one pass back in float64 that accounts for every rounding error (`GraphBounder.strict`).
 """
@@ -46,18 +48,29 @@ class View:
     slope: Tensor  # [D, U]
     rise: Tensor  # [D, U]
     point: Tensor  # [D, *input], where the bound is attained
+    box: Tensor  # [D], which box each is about
 
     def __getitem__(self, index: Tensor) -> View:
         return View(*(t[index] for t in vars(self).values()))
 
 
 class GraphBounder:
-    """Bounds subproblems of the rows `matrix @ output + offset` on one box."""
+    """Bounds subproblems of the rows `matrix @ output + offset`, each on its `owner`'s box.
+
+    Without owners, all of them are about the first box.
+    """
 
     def __init__(
-        self, relaxation: Relaxation, matrix: Tensor, offset: Tensor, *, memory: int = MEMORY
+        self,
+        relaxation: Relaxation,
+        matrix: Tensor,
+        offset: Tensor,
+        *,
+        owner: Tensor | None = None,
+        memory: int = MEMORY,
     ) -> None:
         self.matrix, self.offset, self.memory = matrix, offset, memory
+        self.owner = _first_box(matrix) if owner is None else owner
         self.graph = relaxation.graph.detach().fold_batchnorm().to(torch.float32)
         self.box = relaxation.box.map(torch.Tensor.float)
         self.target, self.rough_target = relaxation.output, len(self.graph.nodes) - 1
@@ -84,6 +97,7 @@ class GraphBounder:
         """Return a bounder of rows of what goes into the activation at position i."""
         other = copy(self)
         other.matrix, other.offset = matrix, matrix.new_zeros(len(matrix))
+        other.owner = _first_box(matrix)
         other._learn(self.relaxation, i)
         other.target = self.relaxation.graph.nodes[i].inputs[0]
         # Folding leaves activations in their order, and what goes into them the same.
@@ -94,16 +108,17 @@ class GraphBounder:
     @property
     def size(self) -> int:
         """Number of unstable neurons."""
-        return len(self.exact.chord)
+        return self.exact.chord.shape[1]
 
     def root(self, rows: Tensor) -> Branches:
         """Return the subproblems without splits, one per row; slopes as CROWN chooses them."""
         count = len(rows)
-        wide = self.neurons.chord > 0.5  # the upper side is the wider one
+        chord = self.neurons.seen_by(self.neurons.chord, self.owner[rows])
+        wide = (chord > 0.5).to(chord)  # the upper side is the wider one
         blank = torch.zeros(count, 0, device=rows.device)
         return Branches(
             row=rows,
-            alpha=wide.to(self.neurons.chord).expand(count, -1).clone(),
+            alpha=wide.expand(count, -1).clone(),
             neuron=blank.int(),
             sign=blank.to(torch.int8),
             beta=blank,
@@ -111,15 +126,18 @@ class GraphBounder:
 
     def _rows(self, problems: Branches, dtype: torch.dtype) -> Coefficients:
         shape = self.relaxation.graph.nodes[self.target].shape
-        return Coefficients(self.matrix[problems.row].to(dtype).view(-1, *shape), None)
+        values = self.matrix[problems.row].to(dtype).view(-1, *shape)
+        return Coefficients(values, self.owner[problems.row])
 
     def look(self, problems: Branches) -> View:
         """Bound subproblems with the parameters they have, in float32."""
-        rule = BranchRule(self.neurons, problems)
+        box = self.owner[problems.row]
+        rule = BranchRule(self.neurons, problems, box)
         rows = self._rows(problems, torch.float32)
         form = backward(self.graph, self.rough_target, rows, {}, activation=rule)
         bound = form.minimum(self.box) + self.offset[problems.row].float()
-        return View(bound, rule.coefficients, rule.slope, rule.rise, form.minimizer(self.box))
+        point = form.minimizer(self.box)
+        return View(bound, rule.coefficients, rule.slope, rule.rise, point, box)
 
     def push(self, view: View) -> Tensor:
         """Push the points where bounds are attained forward: what each neuron sees, [D, U]."""
@@ -144,7 +162,8 @@ class GraphBounder:
         part = flat(h).index_select(1, layer.places)
         seen[:, layer.span] = part
         bent = torch.addcmul(view.rise[:, layer.span], part, view.slope[:, layer.span])
-        return (flat(h) * layer.slope.flatten()).index_copy_(1, layer.places, bent).view_as(h)
+        stable = self.neurons.seen_by(flat(layer.slope), view.box)
+        return (flat(h) * stable).index_copy_(1, layer.places, bent).view_as(h)
 
     def improve(
         self,
@@ -159,8 +178,9 @@ class GraphBounder:
 
         Return the best bounds, their parameters, and what each unstable neuron costs the bound
         at the end (`costs`). Subproblems whose bound exceeds `threshold` leave the batch once
-        they are a fifth of it.
+        they are a fifth of it; of several boxes at once, so that no bound depends on the others.
         """
+        leave = 5 if len(self.box.lower) == 1 else len(problems)
         bound = problems.alpha.new_full((len(problems),), -torch.inf)
         kept = replace(problems, alpha=problems.alpha.clone(), beta=problems.beta.clone())
         costs = torch.zeros_like(problems.alpha)
@@ -178,7 +198,7 @@ class GraphBounder:
                 ascent.record(view.bound)
                 proved = ascent.bound > threshold
                 last = iteration == iterations or bool(proved.all())
-                if last or 5 * int(proved.sum()) >= len(proved):
+                if last or leave * int(proved.sum()) >= len(proved):
                     bound[alive] = ascent.bound
                     kept.alpha[alive], kept.beta[alive] = ascent.best["alpha"], ascent.best["beta"]
                     costs[alive] = self.costs(now, view)
@@ -204,8 +224,10 @@ class GraphBounder:
 
         Neurons that use their lower line come after all others, those that are split are at -1.
         """
-        size = view.coefficients.abs().mul_(self.neurons.peak)
+        size = view.coefficients.abs().mul_(self.neurons.seen_by(self.neurons.peak, view.box))
         cost = torch.where(view.coefficients < 0, size, 1e-6 * size)
+        if len(self.box.lower) > 1:
+            cost[~self.neurons.bends[view.box]] = -1.0
         owner, slot = problems.sign.nonzero(as_tuple=True)
         cost[owner, problems.neuron[owner, slot].long()] = -1.0
         return cost
@@ -213,15 +235,22 @@ class GraphBounder:
     def strict(self, problems: Branches) -> Tensor:
         """Return proved lower bounds, in float64; parameters are moved back into their limits."""
         dtype, relaxation = self.matrix.dtype, self.relaxation
-        reach = largest(relaxation.boxes[self.target]).flatten()
+        reach = flat(largest(relaxation.boxes[self.target]))
         parts = [self.matrix.new_zeros(0)]
         for start in range(0, len(problems), max(1, self.chunk // 2)):
             part = problems[start : start + max(1, self.chunk // 2)]
-            rule = BranchRule(self.exact, part)
+            box = self.owner[part.row]
+            rule = BranchRule(self.exact, part, box)
             form = relaxation.pull(self.target, self._rows(part, dtype), activation=rule)
             bound = form.minimum(relaxation.box, rounding=relaxation.rounding)
             matrix, offset = self.matrix[part.row], self.offset[part.row]
             # The rows may have been rounded to float64, and so is the sum with their offset.
-            size = matrix.abs() @ reach + bound.abs() + offset.abs()
+            met = self.exact.seen_by(reach, box)
+            size = (matrix.abs() * met).sum(1) + bound.abs() + offset.abs()
             parts.append(bound + offset - 4 * relaxation.rounding * size)
         return torch.cat(parts)
+
+
+def _first_box(matrix: Tensor) -> Tensor:
+    """Return the box of rows that are all about the first one."""
+    return torch.zeros(len(matrix), dtype=torch.long, device=matrix.device)
