@@ -260,3 +260,47 @@ def test_neurons_are_bounded_again_where_it_matters() -> None:
     done = worth(bounder, costs, most=12, apart=chosen)
     for i in behind:
         assert not set(done[i].tolist()) & set(chosen[i].tolist())
+
+
+@pytest.mark.parametrize(("kind", "activation"), EVERY)
+def test_rows_of_several_boxes_are_bounded_as_on_each_alone(kind: str, activation: str) -> None:
+    graph = small_network(kind, ACTIVATIONS[activation])
+    box = small_box(graph, 0.7, batch=3)
+    whole = relax(graph, box, effort=CROWN, rounding=EPS)
+    matrix, offset = rows_of(whole)
+    owner = torch.tensor([2, 0, 1, 2])
+    bounder = GraphBounder(whole, matrix, offset, owner=owner)
+    branches = random_branches(bounder, 60, 1)
+    bound, strict = bounder.look(branches).bound, bounder.strict(branches)
+    best, better, costs = bounder.improve(branches, iterations=3)
+    seen = 0
+    for k in range(3):
+        alone = relax(graph, box[k : k + 1], effort=CROWN, rounding=EPS)
+        single = GraphBounder(alone, matrix, offset)
+        # Neurons that are unstable on another box only are no neurons here.
+        names = [(i, p) for i, layer in bounder.exact.layers.items() for p in layer.places.tolist()]
+        own = [(i, p) for i, layer in single.exact.layers.items() for p in layer.places.tolist()]
+        kept = torch.tensor([names.index(name) for name in own])
+        place = torch.full((bounder.size,), -1).scatter(0, kept, torch.arange(len(kept)))
+        mine = owner[branches.row] == k
+        mine &= (place[branches.neuron.long()] >= 0).all(1)
+        seen += int(mine.sum())
+
+        def here(
+            b: Branches,
+            mine: Tensor = mine,
+            kept: Tensor = kept,
+            place: Tensor = place,
+        ) -> Branches:
+            some = b[mine]
+            neuron = place[some.neuron.long()].int()
+            return dataclasses.replace(some, alpha=some.alpha[:, kept], neuron=neuron)
+
+        torch.testing.assert_close(single.strict(here(branches)), strict[mine])
+        near = {"rtol": 1e-4, "atol": 1e-4}
+        torch.testing.assert_close(single.look(here(branches)).bound, bound[mine], **near)
+        torch.testing.assert_close(single.look(here(better)).bound, best[mine], **near)
+        # Where a box is stable, there is nothing to be split.
+        others = torch.ones(bounder.size, dtype=torch.bool).index_fill(0, kept, False)
+        assert bool((costs[mine][:, others] == -1).all())
+    assert seen >= 12
