@@ -110,6 +110,30 @@ def test_a_certification_is_the_same(stages, certifiable, tmp_path, alike):
     assert len({r["verdict"] for r in records(copy)}) > 1
 
 
+def test_searches_that_share_batches_are_the_same(tmp_path, alike):
+    from handmade import write_run
+
+    torch.manual_seed(2)
+    layers = (nn.Flatten(), nn.Linear(24, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU())
+    module = nn.Sequential(*layers, nn.Linear(12, 3)).eval()
+    for parameter in module.parameters():
+        parameter.requires_grad_(False).mul_(2.0)
+    x = torch.rand(16, 24, generator=torch.Generator().manual_seed(1))
+    runs = [
+        write_run(tmp_path / name, module, x.numpy(), module(x).argmax(1).tolist())
+        for name in ("cpu", "cuda")
+    ]
+    options = {"eps": 0.06, "stages": ("ibp", "crown", "attack", "bab"), "timeout": 600}
+    options |= {"steps": 10, "restarts": 3}
+    tr.certify(runs[0], device="cpu", **options)
+    with pretend_cuda():
+        tr.certify(runs[1], device="cuda", **options)
+    found, expected = map(records, runs)
+    assert found == expected
+    assert any(r["stage"] == "bab" for r in expected)
+    assert {r["verdict"] for r in expected} == {"verified", "falsified"}
+
+
 def test_attacks_and_estimates_are_the_same(certifiable, alike):
     options = {"eps": 0.1, "steps": 8, "restarts": 2}
     for evaluate in (tr.attack, tr.estimate):

@@ -40,7 +40,9 @@ def strong_attack(
         with torch.no_grad():
             reached = goal.reached(network(points)).view(-1, count)
         first = reached.int().argmax(1)
-        best[alive] = points.unflatten(0, (-1, count))[torch.arange(len(alive)), first]
+        best[alive] = points.unflatten(0, (-1, count))[
+            torch.arange(len(alive), device=alive.device), first
+        ]
         alive = alive[~reached.any(1)]
         done += count
     return best
