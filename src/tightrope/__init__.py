@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.training.estimating import estimate as estimate
     from tightrope.training.objectives import ADCERT as ADCERT
     from tightrope.training.objectives import CCIBP as CCIBP
+    from tightrope.training.objectives import COLT as COLT
     from tightrope.training.objectives import CROWNIBP as CROWNIBP
     from tightrope.training.objectives import EXPIBP as EXPIBP
     from tightrope.training.objectives import IBP as IBP
@@ -95,7 +96,7 @@ _HOMES = {
     "training.estimating": ("Estimate", "estimate"),
     "training.objectives": (
         *("CCIBP", "CROWNIBP", "EXPIBP", "IBP", "IBPR", "MTLIBP", "PGD", "SABR", "STAPS", "TAPS"),
-        *("ADCERT", "ARoW", "CCDist", "Loss", "MART", "MultiPGD", "Noise", "Objective"),
+        *("ADCERT", "ARoW", "CCDist", "COLT", "Loss", "MART", "MultiPGD", "Noise", "Objective"),
         "Standard",
     ),
     "training.training": ("train",),

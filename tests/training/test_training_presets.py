@@ -71,8 +71,11 @@ def test_the_families_are_complete():
     more = ("cc-ibp", "exp-ibp", "ibp-r", "ad-cert", "cc-dist", "arow", "mart")
     everything |= {f"laptop/{s}-cnn3-{m}" for s in SETTINGS[:2] for m in more}
     everything |= {"laptop/mnist-0.1-cnn3-noise"}
+    everything |= {f"colt/{s}" for s in SETTINGS[2:4]}
+    everything |= {f"laptop/{s}-colt" for s in SETTINGS[:2]}
     assert set(NAMED) == everything
     assert {n for n in NAMES if n not in NAMED} == {
+        "colt-short",
         "demo",
         "equal-budget-ibp",
         "equal-budget-taps",
@@ -115,7 +118,7 @@ def test_the_name_is_true(name):
     assert settings.method == (match["method"] or match["family"])
     if match["net"]:
         assert settings.net == match["net"]
-    elif match["family"] != "ibp-r":
+    elif match["family"] not in ("ibp-r", "colt", "laptop"):  # networks of the method's own
         assert settings.net in ("cnn7", "cnn7-tin")
         assert network_arguments(name) == nets.find(settings.net).arguments
     first = text_of(name).splitlines()[0]
@@ -270,6 +273,31 @@ def test_the_presets_of_ibp_r(setting, factor):
     assert (settings.annealing, settings.optimizer, settings.momentum) == ("linear", "sgd", 0.9)
     assert settings.decay_epochs == tuple(range(601, 800)) and settings.decay_factor == 0.95
     assert settings.batch_norm is False and settings.initialization == "default"
+
+
+@pytest.mark.parametrize(
+    ("setting", "relus", "growth", "rate", "rho", "l1", "radii"),
+    [
+        ("cifar10-2-255", 3, 1.1, 0.75, 5e-3, 1e-5, (1.398, 1.271, 1.155, 1.05)),
+        ("cifar10-8-255", 2, 1.2, 0.5, 3e-3, 5e-6, (1.512, 1.26, 1.05)),
+    ],
+)
+def test_the_presets_of_colt(setting, relus, growth, rate, rho, l1, radii):
+    settings = resolved(f"colt/{setting}")
+    stages = settings.objective().stages
+    assert [s.frozen for s in stages] == list(range(relus + 1))
+    assert [float(settings.train_eps / settings.eps) * s.radius for s in stages] == pytest.approx(
+        radii, abs=1e-3
+    )
+    objective = settings.objective()
+    found = (objective.radius_factor, objective.rate_factor, objective.area_weight, settings.l1)
+    assert found == (growth, rate, rho, l1)
+    assert (objective.projections, objective.steps, objective.step_size) == (50, 7, 0.25)
+    # 200 epochs each, the first 60 of them mixed, then halved every 10.
+    assert settings.epochs == 200 * len(stages) and objective.mix * 200 == 60
+    assert settings.decay_epochs == tuple(range(70, 200, 10)) and settings.decay_factor == 0.5
+    assert (settings.optimizer, settings.learning_rate, settings.momentum) == ("sgd", 0.03, 0.9)
+    objective.check(narrow_graph(settings.net, (3, 32, 32), False))
 
 
 # CTBench: L1, weight of the clean loss, steps and restarts of the attacks; of all methods.

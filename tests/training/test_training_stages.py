@@ -118,6 +118,14 @@ def test_epochs_are_divided_among_the_stages():
     assert plan.progress(5, 0, 3) == plan.progress(8, 0, 3) == 1.0
 
 
+def test_the_last_stage_has_what_is_left_over():
+    plan = Plan.of(Layered(), 14)
+    assert [plan.place(e) for e in (7, 8, 11, 12, 13)] == [(1, 3), (2, 0), (2, 3), (2, 4), (2, 5)]
+    assert plan.in_last_stage(13) and plan.progress(13, 2, 3) == 1.0
+    records, _ = train(make(epochs=5), batches(1))
+    assert [record["stage"] for record in records] == [1, 2, 3, 3, 3]
+
+
 def test_most_trainings_are_one_stage():
     plan = Plan.of(tr.IBP(), 7)
     assert (len(plan.stages), plan.epochs, plan.several) == (1, 7, False)
@@ -251,7 +259,7 @@ def test_drops_of_the_rate_are_counted_in_each_stage():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"epochs": 13}, "epochs = 13 must be a multiple of 3: layered trains in 3 stages of"),
+        ({"epochs": 2}, "epochs = 2 must be at least 3: layered trains in 3 stages"),
         ({"annealing_epochs": 2}, "layered trains each stage at one radius: set warmup_epochs = 0"),
         ({"warmup_epochs": 1}, "layered trains each stage at one radius: set warmup_epochs = 0"),
         ({"average_from": 7}, "average_from must be in the last stage, 8 or later"),

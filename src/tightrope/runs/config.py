@@ -65,6 +65,13 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cc-dist": ("cc-dist", ("alpha", *_ATTACK, "attack_scale", "teacher_input", "weight")),
     "arow": ("arow", ("weight", "label_smoothing", *_ATTACK)),
     "mart": ("mart", ("weight", *_ATTACK)),
+    "colt": (
+        "colt",
+        (
+            *("layers", "mix", "radius_factor", "rate_factor", "area_weight", "area_factor"),
+            *("projections", "steps", "step_size"),
+        ),
+    ),
     "noise": ("noise", ("sigma",)),
 }
 # Settings that have an option of their own on the command line.

@@ -231,18 +231,18 @@ class Settings:
             self._check_stages(stages, ramp)
 
     def _check_stages(self, stages: int, ramp: int) -> None:
-        """Refuse what does not go with stages of equal length, each at one radius."""
-        if self.epochs % stages:
+        """Refuse what does not go with stages, each at one radius."""
+        if self.epochs < stages:
             raise UserError(
-                f"epochs = {self.epochs} must be a multiple of {stages}: {self.method} trains in "
-                f"{stages} stages of equal length"
+                f"epochs = {self.epochs} must be at least {stages}: {self.method} trains in "
+                f"{stages} stages"
             )
         if ramp:
             raise UserError(
                 f"{self.method} trains each stage at one radius: "
                 "set warmup_epochs = 0 and annealing_epochs = 0"
             )
-        last = self.epochs - self.epochs // stages
+        last = (stages - 1) * (self.epochs // stages)
         if self.average_from is not None and self.average_from < last:
             raise UserError(f"average_from must be in the last stage, {last} or later")
 

@@ -16,7 +16,7 @@ class Plan:
     """
 
     stages: tuple[Stage, ...]
-    epochs: int  # of each stage
+    epochs: int  # of each stage; the last has what is left over, too
 
     @classmethod
     def of(cls, objective: Objective, epochs: int) -> Plan:
@@ -31,7 +31,8 @@ class Plan:
 
     def place(self, epoch: int) -> tuple[int, int]:
         """Return the number of an epoch's stage, and that of the epoch in it, both from zero."""
-        return divmod(epoch, self.epochs)
+        number = min(epoch // self.epochs, len(self.stages) - 1)
+        return number, epoch - number * self.epochs
 
     def in_last_stage(self, epoch: int) -> bool:
         """Return whether an epoch belongs to the last stage."""

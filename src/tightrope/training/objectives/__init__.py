@@ -9,6 +9,7 @@ from typing import Any
 from tightrope.errors import unknown_name
 from tightrope.training.objectives.arow import ARoW
 from tightrope.training.objectives.base import Guarantee, Loss, Objective, Stage
+from tightrope.training.objectives.colt import COLT
 from tightrope.training.objectives.crown_ibp import CROWNIBP
 from tightrope.training.objectives.distillation import ADCERT, CCDist
 from tightrope.training.objectives.expressive import CCIBP, EXPIBP, MTLIBP
@@ -25,7 +26,7 @@ from tightrope.training.objectives.taps import TAPS
 
 _ALL = (
     *(Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR, CROWNIBP),
-    *(ADCERT, CCDist, ARoW, MART, Noise),
+    *(ADCERT, CCDist, ARoW, MART, COLT, Noise),
 )
 METHODS: dict[str, type[Objective]] = {method.name: method for method in _ALL}
 
@@ -50,6 +51,7 @@ def section(name: str) -> str:
 __all__ = [
     "ADCERT",
     "CCIBP",
+    "COLT",
     "CROWNIBP",
     "EXPIBP",
     "IBP",

@@ -126,7 +126,7 @@ class Objective:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of a training, one after the other and equally long; none: all is one."""
+        """The stages of a training, one after the other and equally long; none: it is one."""
         return ()
 
     @property
