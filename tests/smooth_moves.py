@@ -29,6 +29,7 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     nn.Hardswish(),
     nn.LogSigmoid(),
     torch.erf,
+    torch.atan,
     torch.sin,
     torch.cos,
     lambda x: torch.exp(torch.tanh(x)),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tightrope.draws import uniform_like
+from tightrope.errors import UserError
 
 
 class Box:
@@ -20,6 +21,9 @@ class Box:
     """
 
     def __init__(self, lower: Tensor, upper: Tensor) -> None:
+        if not (isinstance(lower, Tensor) and isinstance(upper, Tensor)):
+            kinds = f"{type(lower).__name__} and {type(upper).__name__}"
+            raise UserError(f"a Box is made of two torch tensors, got {kinds}")
         self._corners: tuple[Tensor, Tensor] | None = (lower, upper)
         self._middle: tuple[Tensor, Tensor] | None = None
 

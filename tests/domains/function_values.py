@@ -17,7 +17,7 @@ FUNCTIONS: dict[str, ops.Function] = {
         name: ops.Function(name)
         for name in ("exp", "log", "sqrt", "reciprocal", "sin", "cos", "gelu", "gelu_tanh", "silu")
     },
-    **{name: ops.Function(name) for name in ("mish", "hardswish", "erf")},
+    **{name: ops.Function(name) for name in ("mish", "hardswish", "erf", "atan")},
     **{
         f"power {p}": ops.Function("power", (float(p),))
         for p in (2, 3, 4, 7, -1, -2, -3, -0.5, 0.25, 1.5, 2.5)
@@ -58,6 +58,7 @@ VALUES: dict[str, Callable[..., Any]] = {
     "softplus": _softplus,
     "hardswish": lambda x: x * min(max(x + 3, mp.mpf(0)), mp.mpf(6)) / 6,
     "erf": mp.erf,
+    "atan": mp.atan,
 }
 
 

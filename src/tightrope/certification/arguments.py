@@ -48,6 +48,8 @@ def check_tensor(value: Any, name: str) -> Tensor:
         raise UserError(
             f"{name} must be of a floating-point type such as torch.float32, got {value.dtype}"
         )
+    if value.layout is not torch.strided:
+        raise UserError(f"{name} must be a dense tensor, got a sparse one: use {name}.to_dense()")
     return value.detach()
 
 

@@ -16,7 +16,7 @@ from tightrope.domains import interval, zonotope
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import ALPHA, CROWN, CROWN_IBP, best_bounds, relax
-from tightrope.errors import UserError, unknown_name
+from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.graph import Graph, trace
 from tightrope.graph.halves import share_halves
 from tightrope.graph.lowering import lowered
@@ -98,17 +98,20 @@ def _traced(module: nn.Module, x: Tensor | Box, box: Box) -> Graph:
     given = x.lower if isinstance(x, Box) else x
     shape = tuple(box.lower.shape[1:])
     if not len(given):
-        return trace(module, shape)
+        return trace(module, shape, frozen=True)
     hull = box.lower.amin(0, keepdim=True), box.upper.amax(0, keepdim=True)
     # A module without weights computes in the precision of what it is given.
     used = given.dtype if given.is_floating_point() else torch.float64
-    return trace(module, shape, box=Box(*(corner.to(used) for corner in hull)))
+    hull_box = Box(*(corner.to(used) for corner in hull))
+    return trace(module, shape, box=hull_box, frozen=True)
 
 
 def _upto(graph: Graph, node: str | None) -> Graph:
     if node is None:
         return graph
     names = [n.name for n in graph.nodes]
+    if not isinstance(node, str):
+        raise UserError(f"node must be the name of a layer, got {shorten(node)}")
     if node not in names:
         raise unknown_name("layer", node, set(names))
     last = len(names) - 1 - names[::-1].index(node)

@@ -18,7 +18,7 @@ from tightrope.certification.refutation import Fails, Refuter
 from tightrope.certification.search.branching import RULES
 from tightrope.certification.subjects import Subject
 from tightrope.domains.linear.crown import Effort
-from tightrope.errors import UserError, unknown_name
+from tightrope.errors import UserError, shorten, unknown_name
 
 if TYPE_CHECKING:
     from tightrope.certification.search.branch_and_bound import BranchAndBound
@@ -146,5 +146,9 @@ def proof(bound: float) -> Answer:
 
 def check_timeout(timeout: float) -> None:
     """Refuse a time that is none."""
-    if not (math.isfinite(timeout) and timeout > 0):
-        raise UserError(f"timeout must be a positive number of seconds, got {timeout}")
+    try:
+        fits = math.isfinite(timeout) and timeout > 0
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise UserError(f"timeout must be a positive number of seconds, got {shorten(timeout)}")

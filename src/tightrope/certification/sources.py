@@ -30,7 +30,7 @@ from tightrope.certification.properties import (
 )
 from tightrope.data import Dataset, read_test_samples, samples_of_pair
 from tightrope.devices import pick_device
-from tightrope.errors import UserError
+from tightrope.errors import UserError, shorten
 from tightrope.graph import Graph, trace
 from tightrope.graph.ops import Op
 from tightrope.limits import ONNX_BYTES
@@ -115,6 +115,8 @@ def opened(
             raise UserError("data is missing: the samples (x, y), or an .npz file, to certify")
         if wanted.eps is None:
             raise UserError("eps is missing: the radius around each sample")
+        if not isinstance(out, str | Path | None):
+            raise UserError(f"out must be the path of a folder, got {shorten(out)}")
         with contextlib.ExitStack() as stack:
             folder = Path(out or stack.enter_context(tempfile.TemporaryDirectory()))
             run = Run(folder)
@@ -180,7 +182,7 @@ def _brought(run: Run, given: Any, data: Any, domain: Domain, wanted: Wanted) ->
         samples = samples_of_pair(data, shape, in_pixels=pixels)
     if isinstance(network, nn.Module):
         network = network.to(device).eval()
-        graph = trace(network, samples.input_shape)
+        graph = trace(network, samples.input_shape, frozen=True)
     else:
         graph = network_graph(network)
     samples = _with_classes(samples, graph)

@@ -46,7 +46,7 @@ class Subject:
         """Examine a module, also at points of the box that will be asked about."""
         module = module.eval()
         # A module may overwrite its input.
-        return cls(trace(module, input_shape, box=box), lambda x: module(x.clone()))
+        return cls(trace(module, input_shape, box=box, frozen=True), lambda x: module(x.clone()))
 
     def for_order(self) -> Subject:
         """Return the network for questions about the order of outputs: no softmax at its end."""

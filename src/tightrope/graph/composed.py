@@ -48,6 +48,11 @@ def replayed(operations: Sequence[ops.Op], x: Tensor) -> Tensor:
     return x
 
 
+def zeros_like(make: Maker, x: int) -> int:
+    """Append zeros of a node's shape."""
+    return make.append(ops.Scale(make.number(0.0)), x)
+
+
 # --- maxima and minima ----------------------------------------------------------------------
 
 
@@ -136,21 +141,21 @@ def transposed(
 
 def summed(make: Maker, x: int, axes: Sequence[int], *, mean: bool = False) -> int:
     """Append the sum, or the mean, over some axes of the samples, which are dropped."""
-    x, kept, count = _reduced_last(make, x, axes)
+    x, kept, count = reduced_last(make, x, axes)
     if count > 1:
         x = make.append(ops.Linear(make.number(1.0).expand(1, count).contiguous(), None), x)
     if mean and count > 1:
         x = make.append(ops.Scale(make.number(float(count)), divide=True), x)
-    return _shaped(make, x, kept)
+    return shaped(make, x, kept)
 
 
 def largest(make: Maker, x: int, axes: Sequence[int]) -> int:
     """Append the largest number along some axes of the samples, which are dropped."""
-    x, kept, count = _reduced_last(make, x, axes)
-    x = _shaped(make, x, (1, math.prod(kept), count))
+    x, kept, count = reduced_last(make, x, axes)
+    x = shaped(make, x, (1, math.prod(kept), count))
     window = (1, count)
     x = make.append(ops.MaxPool(window, window, (0, 0), (1, 1), False), x)
-    return _shaped(make, x, kept)
+    return shaped(make, x, kept)
 
 
 def smallest(make: Maker, x: int, axes: Sequence[int]) -> int:
@@ -180,8 +185,7 @@ def adaptive_mean(make: Maker, x: int, sizes: Sequence[int]) -> int:
     counts = torch.ones((), dtype=torch.int64)
     for axis, size in enumerate(sizes, start=rank - len(sizes)):
         before = make.shape_of(x)[axis]
-        first = torch.arange(size) * before // size
-        last = -(-torch.arange(1, size + 1) * before // size)
+        first, last = _adaptive_windows(before, size)
         counts = counts.unsqueeze(-1) * (last - first)
         if size != before:
             place = torch.arange(before)
@@ -192,7 +196,36 @@ def adaptive_mean(make: Maker, x: int, sizes: Sequence[int]) -> int:
     return make.append(ops.Scale(make.number(1.0) * counts, divide=True), x)
 
 
-def _reduced_last(make: Maker, x: int, axes: Sequence[int]) -> tuple[int, Shape, int]:
+def adaptive_largest(make: Maker, x: int, sizes: Sequence[int]) -> int:
+    """Append the largest numbers of adaptive pooling; shorter windows hold one of theirs twice."""
+    rank = len(make.shape_of(x))
+    for axis, size in enumerate(sizes, start=rank - len(sizes)):
+        shape = make.shape_of(x)
+        starts, ends = _adaptive_windows(shape[axis], size)
+        span = torch.arange(int((ends - starts).max()))
+        inside = torch.minimum(starts[:, None] + span, ends[:, None] - 1)
+        copies = taken(make, x, places(shape).movedim(axis, -1)[..., inside])
+        rest = tuple(s for i, s in enumerate(shape) if i != axis)
+        x = shaped(make, largest(make, copies, [rank]), (*rest, size))
+        if axis < rank - 1:
+            order = list(range(1, rank))
+            order.insert(axis, rank)
+            x = make.append(ops.Permute((0, *order)), x)
+    return x
+
+
+def _adaptive_windows(count: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return where the windows of adaptive pooling start and end."""
+    return torch.arange(size) * count // size, -(-torch.arange(1, size + 1) * count // size)
+
+
+def unfolding(channels: int, kernel: ops.Pair) -> Tensor:
+    """Return the weight of a convolution whose outputs are the numbers of its windows."""
+    taps = kernel[0] * kernel[1]
+    return torch.eye(taps).view(taps, 1, *kernel).repeat(channels, 1, 1, 1)
+
+
+def reduced_last(make: Maker, x: int, axes: Sequence[int]) -> tuple[int, Shape, int]:
     """Bring the axes to the end, as one; also return the other sizes and this one."""
     shape = make.shape_of(x)
     kept = [axis for axis in range(len(shape)) if axis not in axes]
@@ -203,8 +236,14 @@ def _reduced_last(make: Maker, x: int, axes: Sequence[int]) -> tuple[int, Shape,
     count = math.prod(shape[axis] for axis in axes)
     refuse(not count, "a reduction of no numbers")
     rows = math.prod(rest)
-    return _shaped(make, x, (count,) if rows == 1 else (rows, count)), rest, count
+    return shaped(make, x, (count,) if rows == 1 else (rows, count)), rest, count
 
 
-def _shaped(make: Maker, x: int, shape: Shape) -> int:
+def flat(make: Maker, x: int) -> int:
+    """Append samples as rows of numbers."""
+    return shaped(make, x, (math.prod(make.shape_of(x)),))
+
+
+def shaped(make: Maker, x: int, shape: Shape) -> int:
+    """Append samples in another shape."""
     return x if make.shape_of(x) == shape else make.append(ops.Reshape(shape), x)

@@ -321,6 +321,16 @@ def _erf() -> Curve:
     )
 
 
+def _atan() -> Curve:
+    return Curve(
+        torch.atan,
+        lambda x: 1 / (1 + x * x),
+        (1, -1),
+        (0.0,),
+        limits=(-math.pi / 2 * (1 + 1e-15), math.pi / 2 * (1 + 1e-15)),
+    )
+
+
 FUNCTIONS: dict[str, Callable[..., Curve]] = {
     "exp": _exp,
     "log": _log,
@@ -337,4 +347,5 @@ FUNCTIONS: dict[str, Callable[..., Curve]] = {
     "softplus": _softplus,
     "hardswish": _hardswish,
     "erf": _erf,
+    "atan": _atan,
 }

@@ -51,12 +51,10 @@ def softmax(make: Maker, x: int, axis: int, *, logarithm: bool = False) -> int:
     return make.append(turn, make.append(op, make.append(turn, x)))
 
 
-def attention(make: Maker, query: int, key: int, value: int, factor: float) -> int:
-    """Append `softmax(factor query key^T) value`."""
-    scores = matrix_product(make, query, transposed(make, key))
-    scores = make.append(ops.Scale(make.number(factor)), scores)
-    weights = softmax(make, scores, len(make.shape_of(scores)) - 1)
-    return matrix_product(make, weights, value)
+def scores(make: Maker, query: int, key: int, factor: float) -> int:
+    """Append `factor query key^T`, of which attention takes a softmax."""
+    found = matrix_product(make, query, transposed(make, key))
+    return make.append(ops.Scale(make.number(factor)), found)
 
 
 def standardized(make: Maker, x: int, shape: Shape, epsilon: float, *, center: bool = True) -> int:

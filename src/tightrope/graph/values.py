@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from tightrope.graph import ops
 
@@ -17,6 +18,21 @@ class Value:
 
     position: int
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A value with minus infinity at some places of its samples: a softmax does without them."""
+
+    value: Value
+    hidden: Tensor
+
+
+@dataclass(frozen=True)
+class Layered:
+    """Several values along a dimension before the batch, such as the last states of layers."""
+
+    values: tuple[Value, ...]
 
 
 class Unsupported:
@@ -85,3 +101,22 @@ def refuse(condition: bool, reason: str) -> None:
     """Report an option that the graph has no operation for."""
     if condition:
         raise NotImplementedError(reason)
+
+
+def is_live(tensor: Tensor) -> bool:
+    """Whether a constant of the graph is a parameter, or a view of one, that may change."""
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
+def viewed(tensor: Tensor, order: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Return a constant in another order and shape; of what is live only a view will do."""
+    with torch.enable_grad():
+        turned = tensor.permute(*order) if order else tensor
+        if not is_live(tensor):
+            return turned.reshape(tuple(shape))
+        try:
+            return turned.view(tuple(shape))
+        except RuntimeError:
+            raise NotImplementedError(
+                "a parameter in another order does not stay up to date"
+            ) from None

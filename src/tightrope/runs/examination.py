@@ -71,6 +71,9 @@ def check_attack(steps: int, restarts: int, seed: int) -> None:
 
 def choose_samples(dataset: Dataset, samples: int | None, start: int = 0) -> Tensor:
     """Return the indices of `samples` test samples from `start` on, of all of them if None."""
+    for name, given in (("samples", samples), ("start", start)):
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
+            raise UserError(f"{name} must be a whole number, got {shorten(given)}")
     available = len(dataset.x_test)
     if not 0 <= start < available:
         raise UserError(f"start must lie in [0, {available}), got {shorten(start)}")

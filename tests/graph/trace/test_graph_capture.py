@@ -204,12 +204,6 @@ def branch_on_a_number_of_the_input(self: Call, x: Tensor) -> Tensor:
     return self.a(x) * x.sum().item()
 
 
-def part_changed_in_place(self: Call, x: Tensor) -> Tensor:
-    hidden = self.a(x)
-    hidden[:, 0] = 0
-    return hidden
-
-
 def dropout_after_a_change_in_place(self: Call, x: Tensor) -> Tensor:
     return F.dropout(self.relu(self.a(x)), 0.5, training=True)
 
@@ -233,7 +227,6 @@ def sorted_batch(self: Call, x: Tensor) -> Tensor:
         (branch_on_the_batch_size, "differs"),
         (branch_on_a_value, "branch"),
         (branch_on_a_number_of_the_input, "item"),
-        (part_changed_in_place, "in place"),
         (dropout_after_a_change_in_place, "dropout"),
         (other_samples, "mean"),
         (sorted_batch, "sort"),

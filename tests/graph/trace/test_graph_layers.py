@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from handmade_modules import call
+from test_graph_more_layers import CASES as MORE
 from torch import Tensor, nn
 
 from tightrope.box import Box
@@ -179,8 +180,8 @@ def test_every_converter_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
     rooms = {**moves.CONVERTERS, **windows.CONVERTERS, **reductions.CONVERTERS}
     for operator, convert in {**rooms, **elementwise.CONVERTERS}.items():
         monkeypatch.setitem(converters.CONVERTERS, operator, noting(operator, convert))
-    for build, shape in CASES.values():
-        trace(build(), shape)
+    for build, shape in {**CASES, **MORE}.values():
+        trace(build(), shape, frozen=True)
     missing = set(rooms) - used
     # What PyTorch's exporter writes in another way, and what is there to be refused.
     names = {str(operator).removeprefix("aten.") for operator in missing}

@@ -95,9 +95,9 @@ def test_wrong_converters_are_found(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], str]] = {
     "mask": (
-        lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+        lambda x: F.scaled_dot_product_attention(x, x, x, x @ x.mT),
         ROWS,
-        "a mask",
+        "a mask that depends",
     ),
     "exponent": (lambda x: x**x, FLAT, "an exponent that is not one number"),
     "base": (lambda x: 2.0**x, FLAT, "an exponent that is not one number"),

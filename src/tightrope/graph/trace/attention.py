@@ -41,14 +41,14 @@ def batch_first() -> Iterator[None]:
 
 
 def _plain(layer: nn.MultiheadAttention, query: Tensor, args: Any, options: Any) -> bool:
-    """Whether a call has no masks and a layer none of the rarer options."""
-    masks = ("key_padding_mask", "attn_mask")
+    """Whether a call has no masks of samples and a layer none of the rarer options."""
+    mask = options.get("attn_mask")
     return (
         layer.batch_first
         and query.dim() == 3
         and not args
-        and all(options.get(mask) is None for mask in masks)
-        and not options.get("is_causal", False)
+        and options.get("key_padding_mask") is None
+        and (mask is None or mask.dim() == 2)
         and layer.in_proj_weight is not None
         and layer.bias_k is None
         and layer.bias_v is None
@@ -68,10 +68,14 @@ def _attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, options: Any)
         known[id(x)][..., i * size : (i + 1) * size].unflatten(-1, heads).transpose(1, 2)
         for i, x in enumerate((query, key, value))
     )
+    mask = options.get("attn_mask")
+    if mask is not None and mask.dtype == torch.bool:  # here it says what is left out
+        mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(mask, -torch.inf)
     if not options.get("need_weights", True):
-        found = F.scaled_dot_product_attention(q, k, v)
+        found = F.scaled_dot_product_attention(q, k, v, mask)
         return layer.out_proj(found.transpose(1, 2).flatten(2)), None
     scores = (q * (layer.head_dim**-0.5)) @ k.transpose(-2, -1)
+    scores = scores if mask is None else scores + mask
     shares = torch.softmax(scores, -1)
     found = layer.out_proj((shares @ v).transpose(1, 2).flatten(2))
     average = options.get("average_attn_weights", True)

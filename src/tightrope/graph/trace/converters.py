@@ -16,7 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.graph import ops
-from tightrope.graph.trace import elementwise, moves, reductions, shapes, smooth, steps, windows
+from tightrope.graph.trace import (
+    constants,
+    contractions,
+    elementwise,
+    moves,
+    recurrent,
+    reductions,
+    shapes,
+    smooth,
+    steps,
+    windows,
+)
 from tightrope.graph.values import Value, apply, refuse
 
 # --- affine layers --------------------------------------------------------------------------
@@ -84,10 +95,6 @@ def _dropout(x: Value, p: float, train: bool) -> Any:
     return x
 
 
-def _overwritten(*args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError("a tensor or a part of it is overwritten in place")
-
-
 aten = torch.ops.aten
 
 CONVERTERS: dict[Any, Callable[..., Any]] = {
@@ -107,10 +114,6 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.detach_: _pass,
     aten.alias: _pass,
     aten._assert_tensor_metadata: lambda x, *args, **kwargs: None,
-    aten.fill: _overwritten,
-    aten.copy: _overwritten,
-    aten.select_scatter: _overwritten,
-    aten.slice_scatter: _overwritten,
     **shapes.CONVERTERS,
     **windows.CONVERTERS,
     **moves.CONVERTERS,
@@ -118,18 +121,30 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     **reductions.CONVERTERS,
     **steps.CONVERTERS,
     **smooth.CONVERTERS,
+    **contractions.CONVERTERS,
+    **constants.CONVERTERS,
+    **recurrent.CONVERTERS,
 }
+
+OF_LAYERS = recurrent.OF_LAYERS
+
+# Those that take a value with minus infinity at some places.
+OF_MASKED = (aten.softmax, aten._softmax, *(aten.dropout, aten.clone, aten.contiguous, aten.alias))
 
 # The layers of `torch.nn` that consist of these operators, for messages.
 LAYERS = (
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
     "BatchNorm1d",
     "BatchNorm2d",
+    "Bilinear",
     "CELU",
     "ChannelShuffle",
     "CircularPad2d",
@@ -139,11 +154,16 @@ LAYERS = (
     "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
+    "CosineSimilarity",
     "Dropout",
     "Dropout2d",
     "ELU",
     "Flatten",
+    "Fold",
     "GELU",
+    "GLU",
+    "GRU",
+    "GRUCell",
     "GroupNorm",
     "Hardshrink",
     "Hardsigmoid",
@@ -153,9 +173,13 @@ LAYERS = (
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
+    "LPPool2d",
+    "LSTM",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LocalResponseNorm",
     "LogSigmoid",
     "LogSoftmax",
     "MaxPool1d",
@@ -164,9 +188,13 @@ LAYERS = (
     "Mish",
     "MultiheadAttention",
     "PReLU",
+    "PairwiseDistance",
     "PixelShuffle",
     "PixelUnshuffle",
     "RMSNorm",
+    "RNN",
+    "RNNCell",
+    "RReLU",
     "ReLU",
     "ReLU6",
     "ReflectionPad2d",
@@ -175,12 +203,18 @@ LAYERS = (
     "SiLU",
     "Sigmoid",
     "Softmax",
+    "Softmax2d",
+    "Softmin",
     "Softplus",
     "Softshrink",
+    "Softsign",
     "Tanh",
+    "Tanhshrink",
     "Threshold",
+    "TransformerDecoderLayer",
     "TransformerEncoderLayer",
     "Unflatten",
+    "Unfold",
     "Upsample",
     "ZeroPad2d",
 )

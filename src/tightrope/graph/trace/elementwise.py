@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tightrope.graph import composed, layers, ops
-from tightrope.graph.values import Composed, Value, apply, refuse
+from tightrope.graph.values import Composed, Masked, Value, apply, refuse
 
 OfNodes = Callable[[Any, int, int], int]
 OfConstant = Callable[[Any, int, Tensor], int]
@@ -32,6 +32,9 @@ def aligned(given: Any, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]
     own = tuple(tensor.shape)
     if len(own) == len(shape) + 1 and own[0] == 1:
         own = own[1:]
+    elif len(own) == len(shape) + 1 and bool((tensor == tensor[:1]).all()):
+        with torch.enable_grad():  # what was made for a batch is the same for all of its samples
+            tensor, own = tensor[0], own[1:]
     wide = _broadcast(shape, own)
     refuse(wide is None, f"a constant of shape {own} with samples of shape {shape}")
     assert wide is not None
@@ -81,17 +84,47 @@ def _from(make: Any, x: int, c: Tensor) -> int:
 
 
 def _add(a: Any, b: Any, *, alpha: float = 1) -> Any:
-    refuse(alpha != 1, "alpha")
+    if alpha != 1:
+        return _with_alpha(a, b, alpha)
+    hidden = _minus_infinity(a, b)
+    if hidden is not None:
+        return hidden
     return _either(a, b, lambda make, i, j: make.append(ops.Add(), i, j), _plus, _plus)
 
 
 def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
-    refuse(alpha != 1, "alpha")
+    if alpha != 1:
+        return _with_alpha(a, b, -alpha)
     ordinary = _either(a, b, lambda make, i, j: make.append(ops.Sub(), i, j), _minus, _from)
     if not (isinstance(a, Value) and isinstance(b, Value)):
         return ordinary
     pairs = (a.position, b.position)
     return Composed(lambda make: layers.differences(make, *pairs) or ordinary.build(make))
+
+
+def _with_alpha(a: Any, b: Any, alpha: float) -> Any:
+    """`a + alpha b`."""
+    refuse(not isinstance(b, Value), "alpha times a constant")
+
+    def build(make: Any) -> Any:
+        return make.call(torch.ops.aten.add, a, make.call(torch.ops.aten.mul, b, alpha)).position
+
+    return Composed(build)
+
+
+def _minus_infinity(a: Any, b: Any) -> Masked | None:
+    """Return a value to which minus infinity is added at some places, and zero elsewhere."""
+    value, other = (a, b) if isinstance(a, Value) else (b, a)
+    if not isinstance(other, Tensor):
+        return None
+    hidden = other == -math.inf
+    if not bool(hidden.any()) or other.dim() > len(value.shape) + 1:
+        return None
+    refuse(bool((~hidden & (other != 0)).any()), "minus infinity among other numbers")
+    if hidden.dim() > len(value.shape):
+        refuse(len(hidden) != 1, "a mask of each sample")
+        hidden = hidden[0]
+    return Masked(value, hidden.expand(value.shape))
 
 
 def _rsub(a: Any, b: Any, alpha: float = 1) -> Any:

@@ -7,13 +7,12 @@ says where each number of the result comes from.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tightrope.graph import ops
 from tightrope.graph.composed import taken
 from tightrope.graph.values import Composed, Value, refuse
 
@@ -64,18 +63,9 @@ def _index(found: Tensor, x: Value) -> Tensor:
     return own[0].long()
 
 
-def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
-    refuse(not all(isinstance(t, Value) for t in tensors), "stacking with a constant")
-    shape = tensors[0].shape
-    dim %= len(shape) + 2
-    refuse(dim == 0, "stacking along the batch")
-    wide = (*shape[: dim - 1], 1, *shape[dim - 1 :])
-
-    def build(make: Any) -> int:
-        parts = [make.append(ops.Reshape(wide), t.position) for t in tensors]
-        return int(make.append(ops.Concat(dim), *parts))
-
-    return Composed(build)
+def _expanded_as(x: Value, other: Value) -> Any:
+    refuse(not (isinstance(x, Value) and isinstance(other, Value)), "a constant among them")
+    return moved(torch.ops.aten.expand)(x, [-1, *other.shape])
 
 
 aten = torch.ops.aten
@@ -96,5 +86,5 @@ _MOVES = (
 
 CONVERTERS: dict[Any, Callable[..., Any]] = {
     **{operator: moved(operator) for operator in _MOVES},
-    aten.stack: _stack,
+    aten.expand_as: _expanded_as,
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tightrope.graph import composed, ops
+from tightrope.graph import composed, ops, statistics
 from tightrope.graph.trace import elementwise
 from tightrope.graph.values import Composed, Value, refuse
 
@@ -70,6 +70,49 @@ def _with_places(reduce: Reduce, of_two: Any) -> Callable[..., Any]:
     return convert
 
 
+def _norm(x: Value, order: float = 2, dim: Any = None, keepdim: bool = False, **more: Any) -> Any:
+    return _reduced(
+        x, dim, keepdim, lambda make, i, axes: statistics.norm(make, i, axes, float(order))
+    )
+
+
+def _spread(reduce: Callable[..., int], *, with_mean: bool = False) -> Callable[..., Any]:
+    """Variances and deviations, of which the number of numbers may be corrected."""
+
+    def convert(
+        x: Value,
+        dim: Any = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> Any:
+        less = float(unbiased) if correction is None else float(correction)
+        found = _reduced(x, dim, keepdim, lambda make, i, axes: reduce(make, i, axes, less))
+        if not with_mean:
+            return found
+        mean = _reduced(x, dim, keepdim, _mean)
+        return Composed(lambda make: (found.build(make), mean.build(make)))  # type: ignore[arg-type,return-value]
+
+    return convert
+
+
+def _along(run: Callable[[Any, int, int], int], *, places: bool = False) -> Callable[..., Any]:
+    """What runs along a dimension, perhaps with places as well."""
+
+    def convert(x: Value, dim: int, **options: Any) -> Any:
+        axis = dim % (len(x.shape) + 1) - 1
+        refuse(axis < 0, "a sum over the batch")
+
+        def build(make: Any) -> Any:
+            found = run(make, x.position, axis)
+            return (found, None) if places else found
+
+        return Composed(build)
+
+    return convert
+
+
 aten = torch.ops.aten
 
 CONVERTERS: dict[Any, Callable[..., Any]] = {
@@ -79,4 +122,16 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.amin: _of(composed.smallest),
     aten.max: _with_places(composed.largest, elementwise.maximum),
     aten.min: _with_places(composed.smallest, elementwise.minimum),
+    aten.prod: _of(statistics.product),
+    aten.logsumexp: _of(statistics.log_sum_exp),
+    aten.linalg_vector_norm: _norm,
+    aten.norm: _norm,
+    aten.var: _spread(statistics.variance),
+    aten.std: _spread(statistics.deviation),
+    aten.var_mean: _spread(statistics.variance, with_mean=True),
+    aten.std_mean: _spread(statistics.deviation, with_mean=True),
+    aten.cumsum: _along(statistics.running_sum),
+    aten.cumprod: _along(statistics.running_product),
+    aten.cummax: _along(statistics.running_extremum(composed.largest), places=True),
+    aten.cummin: _along(statistics.running_extremum(composed.smallest), places=True),
 }

@@ -83,13 +83,6 @@ def _indexed(x: Value, dim: int, index: slice | int) -> Any:
     return apply(x, ops.Slice((*[slice(None)] * (dim - 1), index)))
 
 
-def _concat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    refuse(not all(isinstance(t, Value) for t in tensors), "concatenation with a constant")
-    dim %= len(tensors[0].shape) + 1
-    refuse(dim == 0, "concatenation along the batch")
-    return apply(tuple(tensors), ops.Concat(dim))
-
-
 def _unflatten(x: Value, dim: int, sizes: Sequence[int]) -> Any:
     dim %= len(x.shape) + 1
     refuse(dim == 0, "unflattening the batch dimension")
@@ -123,10 +116,9 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.squeeze: _squeeze,
     aten.permute: _permute,
     aten.transpose: _transpose,
+    aten.mT: lambda x: _transpose(x, len(x.shape) - 1, len(x.shape)),
     aten.pad: _pad,
     aten.constant_pad_nd: _constant_pad,
     aten.slice: _slice,
     aten.select: _select,
-    aten.cat: _concat,
-    aten.concat: _concat,
 }

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tightrope.graph import layers, ops
-from tightrope.graph.values import Composed, Value, apply, refuse
+from tightrope.graph import layers, masks, ops
+from tightrope.graph.trace import contractions
+from tightrope.graph.values import Composed, Masked, Value, apply, refuse
 
 # --- functions ------------------------------------------------------------------------------
 
@@ -69,6 +70,8 @@ def _matmul(a: Any, b: Any) -> Any:
     if isinstance(a, Value) and isinstance(b, Value):
         return Composed(lambda make: layers.matrix_product(make, a.position, b.position))
     constant = b if isinstance(a, Value) else a
+    if constant.dim() > 2:
+        return contractions.matrices(a, b)
     refuse(constant.dim() != 2, f"a product with a constant of shape {tuple(constant.shape)}")
     if isinstance(a, Value):
         return apply(a, ops.Linear(constant.mT, None))
@@ -92,20 +95,47 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    refuse(mask is not None or causal, "a mask")
+    refuse(isinstance(mask, Value), "a mask that depends on the input")
     refuse(dropout != 0, "its result is random, in evaluation mode, too")
     refuse(enable_gqa, "enable_gqa")
     refuse(not all(isinstance(v, Value) for v in (query, key, value)), "a constant among them")
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     places = (query.position, key.position, value.position)
-    return Composed(lambda make: layers.attention(make, *places, factor))
+    if causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2]).tril().bool()
+
+    def build(make: Any) -> int:
+        scores = layers.scores(make, *places[:2], factor)
+        weights = make.call(aten.softmax, _masked(make, scores, mask), -1)
+        return layers.matrix_product(make, weights.position, places[2])
+
+    return Composed(build)
+
+
+def _masked(make: Any, scores: int, mask: Tensor | None) -> Any:
+    """Return scores to which a mask is added, or that are left out where it is not set."""
+    value = Value(scores, make.shape_of(scores))
+    if mask is None:
+        return value
+    if mask.dtype == torch.bool:
+        return make.call(aten.where, mask, value, -math.inf)
+    return make.call(aten.add, value, mask)
 
 
 # --- softmax and normalisation --------------------------------------------------------------
 
 
 def _softmax(logarithm: bool) -> Callable[..., Any]:
-    def convert(x: Value, dim: int, half_to_float: bool = False, dtype: Any = None) -> Any:
+    def convert(x: Any, dim: int, half_to_float: bool = False, dtype: Any = None) -> Any:
+        if isinstance(x, Masked):
+            value = x.value
+            last = dim % (len(value.shape) + 1) == len(value.shape)
+            refuse(not last, "minus infinity, not along the last dimension")
+            return Composed(
+                lambda make: masks.masked_softmax(
+                    make, value.position, x.hidden, logarithm=logarithm
+                )
+            )
         axis = dim % (len(x.shape) + 1) - 1
         refuse(axis < 0, "a softmax over the batch")
         return Composed(lambda make: layers.softmax(make, x.position, axis, logarithm=logarithm))
@@ -201,6 +231,7 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.sin: _function("sin"),
     aten.cos: _function("cos"),
     aten.erf: _function("erf"),
+    aten.atan: _function("atan"),
     aten.gelu: _gelu,
     aten.silu: _function("silu"),
     aten.mish: _function("mish"),

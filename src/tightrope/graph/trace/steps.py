@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tightrope.graph import composed, ops
+from tightrope.graph.trace import constants
 from tightrope.graph.trace.elementwise import combined, constant
 from tightrope.graph.values import Composed, Value, apply, refuse
 
@@ -74,6 +75,8 @@ def _logic(of_nodes: Any) -> Callable[..., Any]:
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, Value):
+        return constants.chosen(condition, a, b)
     given = (condition, a, b)
     values = [g for g in given if isinstance(g, Value)]
     ranks = {len(value.shape) for value in values}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tightrope.box import Box
-from tightrope.errors import UserError
+from tightrope.errors import UserError, shorten
 from tightrope.graph import evaluate, ops
 from tightrope.graph.graph import Graph, Node, prune
 from tightrope.graph.same import box_points, general_points, same_function
@@ -25,10 +25,25 @@ from tightrope.graph.trace.capture import Captured, capture, evaluating
 from tightrope.graph.trace.reference import Reference
 from tightrope.graph.trace.rehearsal import first_line, title
 from tightrope.graph.trace.steps import WHOLE
-from tightrope.graph.values import Apply, Composed, Computed, Unsupported, Value
+from tightrope.graph.values import (
+    Apply,
+    Composed,
+    Computed,
+    Layered,
+    Masked,
+    Unsupported,
+    Value,
+    is_live,
+)
 
 # Types in which some operators compute with more precise constants than others.
 HALF = (torch.float16, torch.bfloat16)
+MOST_NAMED = 5  # parts in a refusal
+# Operators whose results depend on the shape of their first argument alone.
+_OF_SHAPES = tuple(
+    getattr(torch.ops.aten, name)
+    for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+)
 # Where operations hold plain numbers that they compute with.
 _NUMBERS: dict[type[ops.Op], tuple[str, ...]] = {
     ops.BatchNorm: ("epsilon",),
@@ -38,16 +53,26 @@ _NUMBERS: dict[type[ops.Op], tuple[str, ...]] = {
 }
 
 
-def trace(module: nn.Module, input_shape: tuple[int, ...], *, box: Box | None = None) -> Graph:
+def trace(
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    *,
+    box: Box | None = None,
+    frozen: bool = False,
+) -> Graph:
     """Turn `module` into a graph of operations that Tightrope can bound and attack.
 
     `input_shape` is the shape of one sample, e.g. `(3, 32, 32)`. The graph shares the
     module's parameters: move the module to its device first, then trace it. Dropout is
     the identity, BatchNorm uses its running statistics, as in evaluation. The graph is compared
     with the module at many points, and at points of `box` (a batch of one) if that is given.
+
+    Weights that are computed from parameters (weight norm, spectral norm) would not follow them;
+    with `frozen` the graph keeps what they are now, as everything that is proved does.
     """
-    captured = capture(module, tuple(input_shape), None if box is None else box.lower)
-    builder = _Builder(captured)
+    input_shape = _checked(module, input_shape)
+    captured = capture(module, input_shape, None if box is None else box.lower)
+    builder = _Builder(captured, frozen)
     for node in captured.operators.nodes:
         builder.visit(node)
     graph, shown = builder.finish()
@@ -63,11 +88,25 @@ def trace(module: nn.Module, input_shape: tuple[int, ...], *, box: Box | None = 
     return graph
 
 
+def _checked(module: Any, input_shape: Any) -> tuple[int, ...]:
+    """Return the shape of one sample; refuse what is no module or no shape."""
+    if not isinstance(module, nn.Module):
+        kind = module.__name__ if isinstance(module, type) else type(module).__name__
+        raise UserError(f"the network must be an nn.Module, got {kind}")
+    sizes = tuple(input_shape) if isinstance(input_shape, tuple | list) else None
+    if sizes is None or not all(type(size) is int and size > 0 for size in sizes):
+        raise UserError(
+            "input_shape must be the sizes of one sample, such as (3, 32, 32), got "
+            f"{shorten(input_shape)}"
+        )
+    return sizes
+
+
 class _Builder:
     """Collects nodes while walking the recorded operators."""
 
-    def __init__(self, captured: Captured) -> None:
-        self.captured = captured
+    def __init__(self, captured: Captured, frozen: bool) -> None:
+        self.captured, self.frozen = captured, frozen
         self.probe = captured.probe
         self.input_shape = tuple(captured.probe.shape[1:])
         self.nodes: list[Node] = []
@@ -96,20 +135,32 @@ class _Builder:
             self.nodes.append(Node("input", ops.Input(), (), self.input_shape))
             self.values[node] = Value(0, self.input_shape)
         else:  # a second argument with a default value holds nothing
-            self.values[node] = self.captured.held.get(node.name)
+            held = self.captured.held.get(node.name)
+            if self.frozen and isinstance(held, Tensor):
+                held = held.data
+            self.values[node] = held
 
     def _convert(self, node: fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
         if node.target is operator.getitem and not isinstance(args[0], Value | Tensor):
             return args[0] if args[0] in (Unsupported, Computed) else args[0][args[1]]
-        if not _contains((Value, Unsupported), (args, kwargs)):
+        if not _contains((Value, Masked, Layered, Unsupported), (args, kwargs)):
             return _among_constants(node, args, kwargs)
+        if _packet(node) in _OF_SHAPES and _contains(Value, args[:1]):
+            return _of_shape(node, args, kwargs)
         converter = converters.CONVERTERS.get(_packet(node))
+        if _contains(Layered, args[:1]):
+            converter = converters.OF_LAYERS.get(_packet(node), converter)
         if converter is None:
             raise NotImplementedError
         if _contains(Unsupported, (args, kwargs)):
             return Unsupported  # already reported further up
         if _contains(Computed, (args, kwargs)):
-            raise NotImplementedError("a parameter computed from others does not stay up to date")
+            raise NotImplementedError(
+                "a parameter computed from others does not stay up to date; "
+                "trace(..., frozen=True) keeps what it is now"
+            )
+        if _contains(Masked, (args, kwargs)) and _packet(node) not in converters.OF_MASKED:
+            raise NotImplementedError("minus infinity, which only a softmax may take")
         try:
             return self._append(node, converter(*args, **kwargs))
         except NotImplementedError:
@@ -138,7 +189,9 @@ class _Builder:
         self.node = node
         if isinstance(result, Composed):
             built = result.build(self)
-            return self._value(built) if isinstance(built, int) else tuple(map(self._value, built))
+            return (
+                tuple(map(self._value, built)) if isinstance(built, tuple) else self._value(built)
+            )
         if not all(isinstance(value, Value) for value in result.inputs):
             raise NotImplementedError("it works on a constant")
         positions = tuple(value.position for value in result.inputs)
@@ -166,8 +219,15 @@ class _Builder:
         """Return a constant; it is rounded to the module's precision when it is used."""
         return torch.tensor(value, dtype=torch.float64)
 
-    def _value(self, position: int | None) -> Any:
-        return Unsupported if position is None else Value(position, self.nodes[position].shape)
+    def call(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Append what another operator becomes, which the one at hand is made of."""
+        converter = converters.CONVERTERS[operator]
+        return self._append(self.node, converter(*args, **kwargs))
+
+    def _value(self, position: Any) -> Any:
+        if position is None:
+            return Unsupported
+        return Value(position, self.shape_of(position)) if isinstance(position, int) else position
 
     def _as_used(self, op: ops.Op) -> ops.Op:
         """Return an operation with its constants as the module computes with them.
@@ -217,10 +277,12 @@ class _Builder:
     def finish(self) -> tuple[Graph, dict[fx.Node, int]]:
         """Return the graph, and where it has the result of each operator."""
         if self.problems:
+            parts = [f"{part}{reason}" for part, reason in self.problems.items()]
+            rest = len(parts) - MOST_NAMED
+            more = f"; and {rest} more" if rest > 0 else ""
             raise UserError(
-                "cannot handle these parts of the network: "
-                + "; ".join(f"{part}{reason}" for part, reason in self.problems.items())
-                + f". Supported layers: {', '.join(converters.LAYERS)}"
+                f"cannot handle these parts of the network: {'; '.join(parts[:MOST_NAMED])}{more}"
+                " (the documentation of `trace` lists the layers it knows)"
             )
         output = self.values[self.captured.result]
         if not isinstance(output, Value):
@@ -251,11 +313,34 @@ def _among_constants(node: fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
     """Evaluate a function of constants once and for all."""
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         raise NotImplementedError("its result is random")
-    if _contains((nn.Parameter, Computed), (args, kwargs)):
+    if _contains(Computed, (args, kwargs)):
         return Computed
     assert callable(node.target)
+    if _is_live((args, kwargs)):
+        with torch.enable_grad():
+            found = node.target(*args, **kwargs)
+        several = found if isinstance(found, tuple | list) else [found]
+        return found if all(isinstance(t, Tensor) and is_live(t) for t in several) else Computed
     with torch.no_grad():
         return node.target(*args, **kwargs)
+
+
+def _is_live(structure: Any) -> bool:
+    """Whether a parameter, or a view of one, occurs in the arguments."""
+    if isinstance(structure, tuple | list):
+        return any(map(_is_live, structure))
+    if isinstance(structure, dict):
+        return any(map(_is_live, structure.values()))
+    return isinstance(structure, Tensor) and is_live(structure)
+
+
+def _of_shape(node: fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Make a constant that depends on nothing but the shape of a value."""
+    assert callable(node.target)
+    recorded = node.args[0].meta["val"]  # type: ignore[union-attr]
+    like = torch.zeros(recorded.shape, dtype=recorded.dtype, device=recorded.device)
+    with torch.no_grad():
+        return node.target(like, *args[1:], **kwargs)
 
 
 def _contains(what: Any, structure: Any) -> bool:

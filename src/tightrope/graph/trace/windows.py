@@ -6,6 +6,7 @@ the module's own, so that they stay up to date.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -239,6 +240,54 @@ def _adaptive_avg_pool(count: int) -> Callable[..., Any]:
     return convert
 
 
+def _adaptive_max_pool(count: int) -> Callable[..., Any]:
+    """The largest numbers, and no places."""
+
+    def convert(x: Value, output_size: Any) -> Any:
+        _check_rank(x, count)
+        sizes = _sizes(output_size, count)
+        return Composed(lambda make: (composed.adaptive_largest(make, x.position, sizes), None))
+
+    return convert
+
+
+# --- windows as numbers of their own --------------------------------------------------------
+
+
+def _unfold(x: Value, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    """The numbers of each window: a convolution that has one weight of one for each."""
+    _check_rank(x, 2)
+    weight = composed.unfolding(x.shape[0], pair(kernel))
+    conv = ops.Conv2d(weight, None, pair(stride), pair(padding), pair(dilation), x.shape[0])
+
+    def build(make: Any) -> int:
+        found = make.append(conv, x.position)
+        taps, *windows = make.shape_of(found)
+        return composed.shaped(make, found, (taps, math.prod(windows)))
+
+    return Composed(build)
+
+
+def _fold(x: Value, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    """Windows added up where they overlap: the transposed convolution."""
+    _check_rank(x, 1)
+    given = zip(*map(pair, (size, kernel, dilation, padding, stride)), strict=True)
+    sides = [Side(s, k, step, p, p, d) for s, k, d, p, step in given]
+    counts = [side.windows() for side in sides]
+    channels = x.shape[0] // math.prod(pair(kernel))
+    weight = composed.unfolding(channels, pair(kernel))
+    extra = tuple(side.free - (n - 1) * side.stride for side, n in zip(sides, counts, strict=True))
+    options = (pair(stride), pair(padding), (extra[0], extra[1]), pair(dilation))
+
+    def build(make: Any) -> int:
+        position = composed.shaped(make, x.position, (x.shape[0], *counts))
+        for op in composed.transposed(weight, None, *options, channels):
+            position = make.append(op, position)
+        return int(position)
+
+    return Composed(build)
+
+
 # --- interpolation --------------------------------------------------------------------------
 
 
@@ -291,6 +340,11 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.adaptive_avg_pool1d: _adaptive_avg_pool(1),
     aten.adaptive_avg_pool2d: _adaptive_avg_pool(2),
     aten.adaptive_avg_pool3d: _adaptive_avg_pool(3),
+    aten.adaptive_max_pool1d: _adaptive_max_pool(1),
+    aten.adaptive_max_pool2d: _adaptive_max_pool(2),
+    aten.adaptive_max_pool3d: _adaptive_max_pool(3),
+    aten.im2col: _unfold,
+    aten.col2im: _fold,
     aten.upsample_linear1d: _linear_upsample(1),
     aten.upsample_bilinear2d: _linear_upsample(2),
     aten.upsample_trilinear3d: _linear_upsample(3),

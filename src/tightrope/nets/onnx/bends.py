@@ -107,9 +107,32 @@ def _hard_sigmoid(build: Builder, call: Call) -> Value:
 
 
 def _shrink(build: Builder, call: Call) -> Value:
+    """`x - bias` above `lambd`, `x + bias` below `-lambd`, else zero: without a jump if equal."""
     width, bias = _number(build, call, "lambd", 0.5), _number(build, call, "bias", 0.0)
-    refuse(bool(width != bias) or bool(width < 0), f"lambd={width} with bias={bias}")
+    refuse(bool(width < 0), f"lambd={width}")
+    if bool(width != bias):
+        return _jumping(build, call.value(), width, bias)
     return bent(build, call.value(), width, composed.soft_shrunk)
+
+
+def _jumping(build: Builder, value: Value, width: Array, bias: Array) -> Value:
+    x, zero = value.position, composed.zeros_like(build, value.position)
+    for sign in (1, -1):
+        side = x if sign == 1 else composed.negated(build, value.position)
+        beyond = build.append(ops.Shift(build.tensor(width), subtract=True), side)
+        moved = build.append(ops.Shift(build.tensor(bias), subtract=True), side)
+        moved = moved if sign == 1 else composed.negated(build, moved)
+        zero = build.append(ops.Where(), build.append(ops.Step("positive"), beyond), moved, zero)
+    return build.place(zero, value.shape)
+
+
+def _threshold(build: Builder, call: Call) -> Value:
+    """The number itself above `alpha`, else zero."""
+    value, alpha = call.value(), _number(build, call, "alpha", 1.0)
+    gap = build.append(ops.Shift(build.tensor(alpha), subtract=True), value.position)
+    above = build.append(ops.Step("positive"), gap)
+    zero = composed.zeros_like(build, value.position)
+    return build.place(build.append(ops.Where(), above, value.position, zero), value.shape)
 
 
 CONVERTERS: dict[str, Converter] = {
@@ -121,4 +144,5 @@ CONVERTERS: dict[str, Converter] = {
     "Abs": _abs,
     "HardSigmoid": _hard_sigmoid,
     "Shrink": _shrink,
+    "ThresholdedRelu": _threshold,
 }

@@ -43,6 +43,7 @@ class Value:
     position: int
     shape: Shape
     kind: str = "f"  # of its type, as numpy names them: f(loat), i(nteger), b(oolean)
+    hidden: Array | None = None  # where it is minus infinity, which only a softmax may take
 
 
 Argument = Value | Array | None

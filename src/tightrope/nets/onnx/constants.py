@@ -162,21 +162,35 @@ def _transposed(call: Call, sizes: Sizes) -> Shape:
     return dimensions.permuted(shape, call.get("perm", range(len(shape))[::-1]))
 
 
+def _reduced(call: Call, sizes: Sizes) -> Shape:
+    shape = _of(call).shape
+    axes = call.integers(1, "axes")
+    if not axes and call.get("noop_with_empty_axes", 0):
+        return shape
+    chosen = dimensions.axes_of(axes or range(len(shape)), len(shape))
+    return dimensions.reduced(shape, chosen, bool(call.get("keepdims", 1)))
+
+
 OPERATORS: dict[str, Rule] = {
     "Constant": lambda call, sizes: (),  # its own value says
     **dict.fromkeys(
         (
             *("Identity", "Cast", "Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Floor"),
-            *("Ceil", "Round", "Not", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Clip"),
+            *("Ceil", "Round", "Not", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Clip", "Sign"),
+            *("Sin", "Cos", "Erf", "Softplus", "Softmax", "Trilu", "CumSum", "ScatterND"),
+            *("ScatterElements", "DequantizeLinear", "QuantizeLinear"),
         ),
         _same,
     ),
     **dict.fromkeys(
         (
             *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "And", "Or", "Where"),
-            *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+            *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Or", "Xor", "Sum"),
         ),
         _elementwise,
+    ),
+    **dict.fromkeys(
+        ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2"), _reduced
     ),
     "MatMul": _product,
     "ConstantOfShape": _filled,

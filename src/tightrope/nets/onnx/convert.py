@@ -67,7 +67,7 @@ class _Conversion:
             several = [replace(r, kind=kind) if isinstance(r, Value) else r for r in several]
         for name, found in zip(node.output, several, strict=False):
             self.results[name] = found
-            if isinstance(found, Value) and name:
+            if isinstance(found, Value) and name and found.hidden is None:
                 self.builder.hold(found, name)
 
     def _convert(self, node: Any) -> Value | list[Value] | Array | _Unsupported:
@@ -76,7 +76,8 @@ class _Conversion:
         if len(known) < len(arguments):
             return _UNSUPPORTED  # already reported further up
         name = node_name(node)
-        refuse(not node.output[0], "its first result is left out")
+        several = node.op_type in ("LSTM", "GRU", "RNN")
+        refuse(not node.output[0] and not several, "its first result is left out")
         try:
             attributes = _attributes(node)
             call = Call(node.op_type, name, known, attributes, self.opset, len(node.output))
@@ -86,6 +87,8 @@ class _Conversion:
                 return onnx_constants.compute(node, call, self.builder.sizes, self.version)
             self.builder.name = name
             types.check(call)
+            masked = any(isinstance(a, Value) and a.hidden is not None for a in known)
+            refuse(masked and call.kind not in ("Softmax", "Identity"), "minus infinity")
             return CONVERTERS[node.op_type](self.builder, call)
         except (TypeError, ValueError, IndexError, AssertionError, KeyError) as error:
             if isinstance(error, UserError):

@@ -13,7 +13,17 @@ import torch
 
 from tightrope.graph import ops
 from tightrope.graph.values import refuse
-from tightrope.nets.onnx import bends, dimensions, enlarging, reductions, steps
+from tightrope.nets.onnx import (
+    bends,
+    contractions,
+    dimensions,
+    enlarging,
+    quantized,
+    recurrent,
+    reductions,
+    steps,
+    writing,
+)
 from tightrope.nets.onnx import shapes as onnx_shapes
 from tightrope.nets.onnx import smooth as onnx_smooth
 from tightrope.nets.onnx import windows as onnx_windows
@@ -63,11 +73,28 @@ def _add(build: Builder, call: Call) -> Value:
 def _sum(build: Builder, a: Value | Array, b: Value | Array) -> Value:
     if isinstance(a, Value) and isinstance(b, Value):
         return _join(build, a, b, ops.Add())
-    if isinstance(a, Value):
-        assert not isinstance(b, Value)
-        return _elementwise(build, a, b, _PLUS)
-    assert isinstance(b, Value)
-    return _elementwise(build, b, a, _PLUS)
+    if not isinstance(a, Value):
+        a, b = b, a
+    assert isinstance(a, Value) and not isinstance(b, Value)
+    hidden = writing.hidden_sum(build, a, b)
+    return _elementwise(build, a, b, _PLUS) if hidden is None else hidden
+
+
+def _total(build: Builder, call: Call) -> Value:
+    """The sum of any number of values and constants, which come last."""
+    given = sorted(
+        (a for a in call.inputs if a is not None), key=lambda a: not isinstance(a, Value)
+    )
+    found = given[0]
+    for other in given[1:]:
+        found = _sum(build, found, other)
+    assert isinstance(found, Value)
+    return found
+
+
+def _mean(build: Builder, call: Call) -> Value:
+    count = ops.Scale(torch.tensor(float(len(call.inputs)), dtype=build.dtype), divide=True)
+    return build.apply(_total(build, call), count)
 
 
 def _sub(build: Builder, call: Call) -> Value:
@@ -211,7 +238,13 @@ CONVERTERS: dict[str, Converter] = {
     **reductions.CONVERTERS,
     **steps.CONVERTERS,
     **onnx_smooth.CONVERTERS,
+    **contractions.CONVERTERS,
+    **writing.CONVERTERS,
+    **recurrent.CONVERTERS,
+    **quantized.CONVERTERS,
     "Add": _add,
+    "Sum": _total,
+    "Mean": _mean,
     "Sub": _sub,
     "Mul": _mul,
     "Div": _div,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from tightrope.graph import composed
+from tightrope.graph import composed, ops, statistics
 from tightrope.nets.onnx import dimensions
 from tightrope.nets.onnx import windows as onnx_windows
 from tightrope.nets.onnx.builder import Builder, Call, Converter, Value
@@ -29,6 +30,24 @@ def _reduced(reduce: Reduce) -> Converter:
     return convert
 
 
+def _log_sum(build: Builder, x: int, axes: list[int]) -> int:
+    return build.append(ops.Function("log"), composed.summed(build, x, axes))
+
+
+def _running_sum(build: Builder, call: Call) -> Value:
+    value, axes = call.value(), call.integers(1)
+    assert axes is not None and len(axes) == 1
+    axis = dimensions.axis_of(axes[0], len(value.shape))
+    found = statistics.running_sum(
+        build,
+        build.at(value, value.shape),
+        axis,
+        exclusive=bool(call.get("exclusive", 0)),
+        reverse=bool(call.get("reverse", 0)),
+    )
+    return build.place(found, value.shape)
+
+
 def _mean(build: Builder, x: int, axes: list[int]) -> int:
     return composed.summed(build, x, axes, mean=True)
 
@@ -38,4 +57,11 @@ CONVERTERS: dict[str, Converter] = {
     "ReduceMean": _reduced(_mean),
     "ReduceMax": _reduced(composed.largest),
     "ReduceMin": _reduced(composed.smallest),
+    "ReduceProd": _reduced(statistics.product),
+    "ReduceL1": _reduced(partial(statistics.norm, order=1.0)),
+    "ReduceL2": _reduced(statistics.norm),
+    "ReduceSumSquare": _reduced(statistics.squares),
+    "ReduceLogSum": _reduced(_log_sum),
+    "ReduceLogSumExp": _reduced(statistics.log_sum_exp),
+    "CumSum": _running_sum,
 }

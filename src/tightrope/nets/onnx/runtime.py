@@ -38,6 +38,8 @@ def session(model: Any, *, optimised: bool = True, double: bool = False) -> Any:
     options.inter_op_num_threads = 1
     # Threads that wait would keep the processors from others.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # What quantises and back is meant as it is written, not as products of integers.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not optimised:
         options.graph_optimization_level = levels.ORT_DISABLE_ALL
     elif double:

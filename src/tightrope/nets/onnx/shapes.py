@@ -139,17 +139,6 @@ def _indexed(build: Builder, value: Value, index: Sequence[slice | int]) -> Valu
     return build.place(build.append(ops.Slice(tuple(index)), position), shape)
 
 
-def _concat(build: Builder, call: Call) -> Value:
-    values = [given for given in call.inputs if isinstance(given, Value)]
-    refuse(len(values) != len(call.inputs), "concatenation with a constant")
-    axis = dimensions.axis_of(int(call.attributes["axis"]), len(values[0].shape))
-    shape = dimensions.concatenated([value.shape for value in values], axis)
-    without_batch = axis > 0 and values[0].shape[0] == 1
-    positions = [build.at(v, v.shape[1:] if without_batch else v.shape) for v in values]
-    joined = build.append(ops.Concat(axis if without_batch else axis + 1), *positions)
-    return build.place(joined, shape)
-
-
 CONVERTERS: dict[str, Converter] = {
     "Identity": _identity,
     "Dropout": _dropout,
@@ -163,5 +152,4 @@ CONVERTERS: dict[str, Converter] = {
     "Gather": _gather,
     "Split": _split,
     **moves.CONVERTERS,
-    "Concat": _concat,
 }

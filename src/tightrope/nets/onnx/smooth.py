@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from tightrope.graph import layers, ops
+from tightrope.graph import composed, layers, ops, statistics
 from tightrope.graph.values import refuse
-from tightrope.nets.onnx import dimensions
+from tightrope.nets.onnx import dimensions, writing
 from tightrope.nets.onnx import shapes as onnx_shapes
 from tightrope.nets.onnx.builder import Array, Builder, Call, Converter, Value
 from tightrope.nets.onnx.dimensions import Shape
@@ -65,6 +65,25 @@ def _softplus(build: Builder, call: Call) -> Value:
     return build.apply(call.value(), ops.Function("softplus", (1.0, 40.0)))
 
 
+def _softsign(build: Builder, call: Call) -> Value:
+    """`x / (1 + |x|)`."""
+    value = call.value()
+    size = composed.absolute(build, value.position)
+    above = build.append(ops.Shift(build.number(1.0)), size)
+    return build.place(layers.quotient(build, value.position, above), value.shape)
+
+
+def _normalized(build: Builder, call: Call) -> Value:
+    """Numbers over the norm along an axis, of order one or two."""
+    value = call.value()
+    axis = dimensions.axis_of(int(call.get("axis", -1)), len(value.shape))
+    start = build.at(value, value.shape)
+    size = statistics.norm(build, start, [axis], float(call.get("p", 2)))
+    ones = tuple(1 if i == axis else n for i, n in enumerate(value.shape))
+    wide = composed.expanded(build, composed.shaped(build, size, ones), value.shape)
+    return build.place(layers.quotient(build, start, wide), value.shape)
+
+
 # --- products -------------------------------------------------------------------------------
 
 
@@ -112,6 +131,10 @@ def matrix_product(build: Builder, a: Value, b: Value) -> Value:
 def _softmax(build: Builder, call: Call) -> Value:
     value, logarithm = call.value(), call.kind == "LogSoftmax"
     rank = len(value.shape)
+    if value.hidden is not None:
+        default = -1 if call.opset >= 13 else 1
+        axis = dimensions.axis_of(int(call.get("axis", default)), rank)
+        return writing.softmax(build, value, axis, logarithm=logarithm)
     if call.opset < 13:  # over all dimensions from the axis on
         axis = dimensions.axis_of(int(call.get("axis", 1)), rank)
         rows = (math.prod(value.shape[:axis]), math.prod(value.shape[axis:]))
@@ -184,6 +207,9 @@ CONVERTERS: dict[str, Converter] = {
     "Sin": _function("sin"),
     "Cos": _function("cos"),
     "Erf": _function("erf"),
+    "Atan": _function("atan"),
+    "Softsign": _softsign,
+    "LpNormalization": _normalized,
     "Mish": _function("mish"),
     "HardSwish": _function("hardswish"),
     "Gelu": _gelu,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tightrope.graph import composed, ops
 from tightrope.graph.values import refuse
-from tightrope.nets.onnx import dimensions, moves
+from tightrope.nets.onnx import dimensions, moves, writing
 from tightrope.nets.onnx.aligning import aligned, together
 from tightrope.nets.onnx.bends import bent
 from tightrope.nets.onnx.builder import Array, Builder, Call, Converter, Value
@@ -74,6 +74,8 @@ def _logic(build: Builder, call: Call) -> Value:
 def _where(build: Builder, call: Call) -> Value:
     condition, a, b = call.inputs
     assert condition is not None and a is not None and b is not None
+    if not isinstance(condition, Value):
+        return writing.where(build, condition, a, b)
     shape = dimensions.broadcast(condition.shape, a.shape, b.shape)
     anchor = next(given for given in (condition, a, b) if isinstance(given, Value))
     positions = [_filled(build, given, anchor, shape) for given in (condition, a, b)]

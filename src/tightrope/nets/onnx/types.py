@@ -23,6 +23,7 @@ WHOLE = {
     "Cast", "OneHot", "Identity", "Dropout", "Flatten", "Reshape", "Squeeze", "Unsqueeze",
     "Transpose", "Slice", "Gather", "GatherElements", "GatherND", "Split", "Concat", "Expand",
     "Tile", "Pad", "ReduceSum", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "MatMul", "Relu",
+    "DequantizeLinear", "CumSum", "ScatterND", "ScatterElements", "Trilu", "Sum",
 }  # fmt: skip
 
 
@@ -30,8 +31,10 @@ def result(operator: str, attributes: dict[str, Any], given: Sequence[str]) -> s
     """Return the kind of an operator's results, given those of its inputs."""
     if operator in (*COMPARISONS, *LOGIC):
         return "b"
-    if operator in ("ArgMax", "ArgMin"):
+    if operator in ("ArgMax", "ArgMin", "QuantizeLinear"):
         return "i"
+    if operator == "DequantizeLinear":
+        return "f"
     if operator == "Cast":
         return KINDS.get(int(attributes.get("to", 0)), "f")
     place = {"Where": 1, "OneHot": 2}.get(operator, 0)
