@@ -189,7 +189,10 @@ def test_every_converter_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
         *("as_strided", "unsafe_split", "unsafe_chunk", "_upsample_nearest_exact1d"),
         *("_upsample_nearest_exact3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
         *("replication_pad1d", "replication_pad2d", "replication_pad3d", "conv2d", "avg_pool2d"),
-        *("max_pool2d",),
+        *(
+            "max_pool2d",
+            "norm",
+        ),
     }
 
 
