@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.training.estimating import Estimate as Estimate
     from tightrope.training.estimating import estimate as estimate
     from tightrope.training.objectives import ADCERT as ADCERT
+    from tightrope.training.objectives import CAP as CAP
     from tightrope.training.objectives import CCIBP as CCIBP
     from tightrope.training.objectives import COLT as COLT
     from tightrope.training.objectives import CROWNIBP as CROWNIBP
@@ -65,6 +66,7 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.training.objectives import TAPS as TAPS
     from tightrope.training.objectives import ARoW as ARoW
     from tightrope.training.objectives import CCDist as CCDist
+    from tightrope.training.objectives import DiffAI as DiffAI
     from tightrope.training.objectives import Loss as Loss
     from tightrope.training.objectives import MultiPGD as MultiPGD
     from tightrope.training.objectives import Noise as Noise
@@ -96,8 +98,8 @@ _HOMES = {
     "training.estimating": ("Estimate", "estimate"),
     "training.objectives": (
         *("CCIBP", "CROWNIBP", "EXPIBP", "IBP", "IBPR", "MTLIBP", "PGD", "SABR", "STAPS", "TAPS"),
-        *("ADCERT", "ARoW", "CCDist", "COLT", "Loss", "MART", "MultiPGD", "Noise", "Objective"),
-        "Standard",
+        *("ADCERT", "ARoW", "CAP", "CCDist", "COLT", "DiffAI", "Loss", "MART", "MultiPGD"),
+        *("Noise", "Objective", "Standard"),
     ),
     "training.training": ("train",),
 }

@@ -235,7 +235,7 @@ def test_cauchy_vectors_estimate_sums_of_absolute_values():
     torch.manual_seed(0)
     radius = torch.rand(2, 5, dtype=torch.float64)
     matrix = torch.randn(3, 5, dtype=torch.float64)
-    group = projected(radius, 4001)
+    group = projected(radius, 4001, seed=0)
     assert isinstance(group, Projected)
     exact = own(radius).through(lambda t: t @ matrix.T)
     estimate = group.through(lambda t: t @ matrix.T).size()
@@ -243,10 +243,10 @@ def test_cauchy_vectors_estimate_sums_of_absolute_values():
     assert not torch.equal(estimate, exact.size())
 
 
-def test_projected_bounds_come_near_the_exact_ones():
+def test_projected_bounds_come_near_the_exact_ones(monkeypatch):
     graph, x = small(1), torch.rand(4, 3, dtype=torch.float64)
     box = Box.ball(x, 0.2)
-    torch.manual_seed(0)
+    monkeypatch.setattr(Errors, "_many", lambda e, radius: e.projections > 0)  # few terms
     found = zonotope.bounds(graph, box, errors=Errors(projections=4001))[0]
     exact = zonotope.bounds(graph, box)[0]
     torch.testing.assert_close(found.radius, exact.radius, rtol=0.15, atol=0)

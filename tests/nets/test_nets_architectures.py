@@ -78,6 +78,12 @@ TABLE = {
         "linear 32768->512",
         "linear 512->10",
     ],
+    ("convsmall", MNIST): [
+        "conv 1->16 k4 s2 p0",
+        "conv 16->32 k4 s2 p0",
+        "linear 800->100",
+        "linear 100->10",
+    ],
     ("convmed", CIFAR): [
         "conv 3->32 k5 s2 p2",
         "conv 32->128 k4 s2 p1",
@@ -174,7 +180,7 @@ def test_default_of_batchnorm():
         for name in nets.net_names()
         if not any("bn" in layer_line(m) for m in meta(name, MNIST, 10).modules())
     }
-    assert without == {"convmed", "convmedbig"}
+    assert without == {"convsmall", "convmed", "convmedbig"}
 
 
 @pytest.mark.parametrize("name", nets.net_names())

@@ -47,6 +47,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "taps": {"estimators": "single", "restarts": 2},
     "staps": {"attack_start": "input", "attack_restarts": 2, "restarts": 2},
     "pgd": {"restarts": 2},
+    "diffai": {
+        **{"domain": "hrand", "correlated": 5, "relu": "smooth", "loss": "margins"},
+        **{"center": "random", "start_ratio": 0.5, "end_weight": 0.7},
+    },
+    "cap": {"projections": 5},
 }
 
 

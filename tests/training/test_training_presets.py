@@ -73,6 +73,9 @@ def test_the_families_are_complete():
     everything |= {"laptop/mnist-0.1-cnn3-noise"}
     everything |= {f"colt/{s}" for s in SETTINGS[2:4]}
     everything |= {f"laptop/{s}-colt" for s in SETTINGS[:2]}
+    everything |= {f"laptop/{s}-{m}" for s in SETTINGS[:2] for m in ("diffai", "cap")}
+    everything |= {f"diffai/{s}" for s in SETTINGS[:3]}
+    everything |= {f"cap/{s}" for s in (SETTINGS[0], *SETTINGS[2:4])}
     assert set(NAMED) == everything
     assert {n for n in NAMES if n not in NAMED} == {
         "colt-short",
@@ -118,7 +121,7 @@ def test_the_name_is_true(name):
     assert settings.method == (match["method"] or match["family"])
     if match["net"]:
         assert settings.net == match["net"]
-    elif match["family"] not in ("ibp-r", "colt", "laptop"):  # networks of the method's own
+    elif match["family"] not in ("ibp-r", "colt", "diffai", "cap", "laptop"):  # their own
         assert settings.net in ("cnn7", "cnn7-tin")
         assert network_arguments(name) == nets.find(settings.net).arguments
     first = text_of(name).splitlines()[0]
@@ -145,7 +148,7 @@ def test_crops_and_normalisation(name):
         assert settings.data == ("tinyimagenet" if family == "paper" else "tinyimagenet-64")
     if settings.data != "mnist":
         assert settings.normalize is True
-    elif family in ("expressive", "laptop"):
+    elif family in ("expressive", "laptop", "cap"):
         assert settings.normalize is False
     elif settings.method == "sabr" and not name.startswith("paper/tiny"):
         assert settings.normalize is (family == "ctbench")

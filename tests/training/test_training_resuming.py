@@ -73,6 +73,11 @@ RESUMED = [
     {"method": "ibp", "precise_bn": True, "warmup_epochs": 1, "annealing_epochs": 1, "l1": 1e-4},
     {"method": "crown-ibp", "annealing_epochs": 2, "crown-ibp.end_beta": 0.3},
     {"method": "crown-ibp", "annealing_epochs": 2, "crown-ibp.loss": "fused", "accumulate": 2},
+    {
+        **{"method": "diffai", "diffai.domain": "z", "diffai.relu": "deepz"},
+        **{"diffai.center": "random", "diffai.end_ratio": 0.5, "diffai.start_weight": 0.5},
+    },
+    {"method": "cap", "annealing_epochs": 2, "cap.projections": 9, "accumulate": 2},
     {"method": "pgd", "pgd.steps": 2},
     {"method": "pgd", "pgd.steps": 2, "accumulate": 2, "optimizer": "radam"},
     {"method": "standard", "optimizer": "adamw", "decay_epochs": "1,2"},

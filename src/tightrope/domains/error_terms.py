@@ -111,19 +111,20 @@ def own(radius: Tensor, mask: Tensor | None = None) -> Own:
     return Own(radius, mask.nonzero()[:, 0])
 
 
-def chosen(radius: Tensor, count: int) -> Spread:
-    """Return terms of `count` neurons, drawn for every sample: the others have none."""
+def chosen(radius: Tensor, chances: Tensor, count: int) -> Spread:
+    """Return terms of the `count` neurons of each sample with the largest chances."""
     sizes = flat(radius)
-    places = uniform_like(sizes).topk(min(count, sizes.shape[1]), 1).indices
+    places = flat(chances).topk(min(count, sizes.shape[1]), 1).indices
     values = sizes.new_zeros(*places.shape, sizes.shape[1])
     values = values.scatter(2, places.unsqueeze(2), sizes.gather(1, places).unsqueeze(2))
     return Spread(values.view(*places.shape, *radius.shape[1:]))
 
 
-def projected(radius: Tensor, count: int) -> Projected:
+def projected(radius: Tensor, count: int, seed: int) -> Projected:
     """Return `count` Cauchy combinations of one term per neuron, the same for all samples."""
-    random = torch.empty(count, *radius.shape[1:], dtype=radius.dtype, device=radius.device)
-    return Projected(radius.unsqueeze(1) * random.cauchy_().clamp_(-LARGEST, LARGEST))
+    random = torch.empty(count, *radius.shape[1:], dtype=radius.dtype)
+    random.cauchy_(generator=torch.Generator().manual_seed(seed)).clamp_(-LARGEST, LARGEST)
+    return Projected(radius.unsqueeze(1) * random.to(radius.device))
 
 
 @dataclass
@@ -132,17 +133,20 @@ class Errors:
 
     `relu` names the strip around ReLUs (`strips.py`). The error terms are those
 
-    - of all inputs, or of `inputs` of them, drawn for each sample (DiffAI's HRand; 0 is its Box);
+    - of all inputs, or of `inputs` of them for each sample (DiffAI's HRand; 0 is its Box): those
+      with the largest `chances`, drawn if there are none;
     - of every activation (`fresh`), which makes zonotopes of hybrid ones.
 
     Other errors go into `rest`, where they are never added up with each other. With `projections`,
-    all terms are random projections.
+    groups of more terms than that are random projections, which follow from the `seed`.
     """
 
     relu: str = "deepz"
     fresh: bool = True
     inputs: int | None = None
-    projections: int | None = None
+    projections: int = 0
+    chances: Tensor | None = None
+    seed: int = 0
     used: int = 0
 
     def name(self) -> int:
@@ -157,7 +161,8 @@ class Errors:
             return {self.name(): self._terms(radius)}, None
         if self.inputs == 0:
             return {}, radius
-        group = chosen(radius, self.inputs)
+        chances = uniform_like(radius) if self.chances is None else self.chances
+        group = chosen(radius, chances, self.inputs)
         return {self.name(): group}, radius - group.size()
 
     def of_layer(
@@ -166,9 +171,14 @@ class Errors:
         """Return new error terms of a layer, none outside of `mask` (flat), or their sizes."""
         if not self.fresh:
             return {}, radius
-        if mask is not None and not self.projections and not bool(mask.any()):
+        if mask is not None and not self._many(radius) and not bool(mask.any()):
             return {}, None
         return {self.name(): self._terms(radius, mask)}, None
 
+    def _many(self, radius: Tensor) -> bool:
+        return 0 < self.projections < radius[0].numel()
+
     def _terms(self, radius: Tensor, mask: Tensor | None = None) -> Group:
-        return projected(radius, self.projections) if self.projections else own(radius, mask)
+        if self._many(radius):
+            return projected(radius, self.projections, self.seed + self.used)
+        return own(radius, mask)

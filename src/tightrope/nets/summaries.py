@@ -64,6 +64,13 @@ SUMMARIES = (
         {"width": 64, "hidden": 512, "batch_norm": True},
     ),
     NetSummary(
+        "convsmall",
+        "2 conv + 2 linear",
+        89_606,
+        "DiffAI's small net, no BatchNorm",
+        {"width": 16, "hidden": 100, "batch_norm": False},
+    ),
+    NetSummary(
         "convmed",
         "2 conv + 2 linear",
         1_637_256,

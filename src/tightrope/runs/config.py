@@ -72,6 +72,14 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("projections", "steps", "step_size"),
         ),
     ),
+    "diffai": (
+        "diffai",
+        (
+            *("domain", "relu", "correlated", "loss", "center", "start_ratio", "end_ratio"),
+            *("start_weight", "end_weight", "steps", "delay", "attack_ready"),
+        ),
+    ),
+    "cap": ("cap", ("projections",)),
     "noise": ("noise", ("sigma",)),
 }
 # Settings that have an option of their own on the command line.

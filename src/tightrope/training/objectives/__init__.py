@@ -9,8 +9,10 @@ from typing import Any
 from tightrope.errors import unknown_name
 from tightrope.training.objectives.arow import ARoW
 from tightrope.training.objectives.base import Guarantee, Loss, Objective, Stage
+from tightrope.training.objectives.cap import CAP
 from tightrope.training.objectives.colt import COLT
 from tightrope.training.objectives.crown_ibp import CROWNIBP
+from tightrope.training.objectives.diffai import DiffAI
 from tightrope.training.objectives.distillation import ADCERT, CCDist
 from tightrope.training.objectives.expressive import CCIBP, EXPIBP, MTLIBP
 from tightrope.training.objectives.ibp import IBP
@@ -26,7 +28,7 @@ from tightrope.training.objectives.taps import TAPS
 
 _ALL = (
     *(Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR, CROWNIBP),
-    *(ADCERT, CCDist, ARoW, MART, COLT, Noise),
+    *(ADCERT, CCDist, ARoW, MART, COLT, DiffAI, CAP, Noise),
 )
 METHODS: dict[str, type[Objective]] = {method.name: method for method in _ALL}
 
@@ -50,6 +52,7 @@ def section(name: str) -> str:
 
 __all__ = [
     "ADCERT",
+    "CAP",
     "CCIBP",
     "COLT",
     "CROWNIBP",
@@ -65,6 +68,7 @@ __all__ = [
     "TAPS",
     "ARoW",
     "CCDist",
+    "DiffAI",
     "Guarantee",
     "Loss",
     "MultiPGD",
