@@ -120,11 +120,18 @@ def chosen(radius: Tensor, chances: Tensor, count: int) -> Spread:
     return Spread(values.view(*places.shape, *radius.shape[1:]))
 
 
-def projected(radius: Tensor, count: int, seed: int) -> Projected:
-    """Return `count` Cauchy combinations of one term per neuron, the same for all samples."""
+def projected(radius: Tensor, count: int, seed: int | None = None) -> Projected:
+    """Return `count` Cauchy combinations of one term per neuron, the same for all samples.
+
+    They follow from the seed, or are drawn if there is none.
+    """
     random = torch.empty(count, *radius.shape[1:], dtype=radius.dtype)
-    random.cauchy_(generator=torch.Generator().manual_seed(seed)).clamp_(-LARGEST, LARGEST)
-    return Projected(radius.unsqueeze(1) * random.to(radius.device))
+    if seed is None:
+        random.cauchy_()
+    else:
+        random.cauchy_(generator=torch.Generator().manual_seed(seed))
+    kept = random.clamp_(-LARGEST, LARGEST).to(radius.device)
+    return Projected(radius.unsqueeze(1) * kept)
 
 
 @dataclass
@@ -138,7 +145,8 @@ class Errors:
     - of every activation (`fresh`), which makes zonotopes of hybrid ones.
 
     Other errors go into `rest`, where they are never added up with each other. With `projections`,
-    groups of more terms than that are random projections, which follow from the `seed`.
+    groups of more terms than that are random projections, which follow from the `seed` if there
+    is one.
     """
 
     relu: str = "deepz"
@@ -146,7 +154,7 @@ class Errors:
     inputs: int | None = None
     projections: int = 0
     chances: Tensor | None = None
-    seed: int = 0
+    seed: int | None = None
     used: int = 0
 
     def name(self) -> int:
@@ -180,5 +188,6 @@ class Errors:
 
     def _terms(self, radius: Tensor, mask: Tensor | None = None) -> Group:
         if self._many(radius):
-            return projected(radius, self.projections, self.seed + self.used)
+            seed = None if self.seed is None else self.seed + self.used
+            return projected(radius, self.projections, seed)
         return own(radius, mask)
