@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import tightrope as tr
+from tightrope.study import runner
 from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.plans import Plan
-from tightrope.study.remaining import unfinished
-from tightrope.study.runner import carry_out_all
+from tightrope.study.work import carry_out
 from tightrope.training.objectives import METHODS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,21 +62,30 @@ def test_plans_name_the_run_that_they_learn_from(tmp_path: Path) -> None:
         assert f"teacher={tmp_path / 'runs' / plan.teacher}" in command
 
 
-def test_runs_are_made_after_those_that_they_learn_from(tmp_path: Path) -> None:
+def test_runs_are_made_after_those_that_they_learn_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The student is asked for first, and takes longer."""
     certify = {"eps": "0.01", "samples": 10, "stages": ("ibp",)}
-    student = {**SETTINGS, "ad-cert.steps": 1}
-    plans = [
-        Plan(
-            *("student", "laptop/mnist-0.1-cnn3-ad-cert", student),
-            **{"certify": certify, "minutes": 9, "teacher": "teacher"},
-        ),
-        Plan("teacher", "laptop/mnist-0.1-cnn3-pgd", SETTINGS, certify=certify),
-    ]
-    session = carry_out_all(plans, tmp_path, jobs=2, threads=1)
-    assert not session.failures and [*session.seconds] == ["teacher", "student"]
+    student = Plan(
+        *("student", "laptop/mnist-0.1-cnn3-ad-cert", {**SETTINGS, "ad-cert.steps": 1}),
+        **{"certify": certify, "minutes": 9, "teacher": "teacher"},
+    )
+    teacher = Plan("teacher", "laptop/mnist-0.1-cnn3-pgd", SETTINGS, certify=certify)
+    waves = []
+
+    def make(task: Any, plans: list[Plan], watcher: Any, **_: Any) -> None:
+        """Make runs in this process."""
+        waves.append([plan.name for plan in plans])
+        for plan in plans:
+            carry_out(plan, tmp_path / "runs" / plan.name, watch=lambda *_: None)
+
+    monkeypatch.setattr(runner, "run_in_processes", make)
+    with pytest.raises(tr.UserError, match="teacher, which it learns from, is not on this machine"):
+        make(None, [student], None)
+    runner.carry_out_all([student, teacher], tmp_path, jobs=2, threads=1)
+    assert waves[1:] == [["teacher"], ["student"]]
     made = tr.Run(tmp_path / "runs" / "student")
     assert made.settings().teacher == str(tmp_path / "runs" / "teacher")
-    assert not unfinished(plans[0], made.folder)
-    alone = carry_out_all(plans[:1], tmp_path / "alone", jobs=1, threads=1)
-    assert "teacher, which it learns from, is not on this machine" in alone.failures["student"]
+    runner.carry_out_all([student, teacher], tmp_path, jobs=2, threads=1)
+    assert len(waves) == 3  # nothing is left to do
