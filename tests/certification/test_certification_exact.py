@@ -24,7 +24,7 @@ from tightrope.certification.problem import OpenProblem, Problem
 from tightrope.certification.properties import Ball, Unsafe
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
-from tightrope.certification.search.cutting import ROUNDS
+from tightrope.certification.search.cutting import DUE
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
 from tightrope.domains.reduced.reduction import reduce
@@ -34,6 +34,8 @@ from tightrope.graph import trace
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NEAR = (0.0, 1e-9, -1e-9, 1e-7, -1e-7, 1e-5, -1e-5)
+# Subproblems after which constraints are looked for, in searches that are over after some dozens.
+OFTEN = (0, 4, 8, 16, 32, 64, 128)
 # Plain float64 arithmetic of the oracle, and what no attack in float64 has to find.
 NOISE, TINY = 1e-13, 1e-6
 
@@ -106,18 +108,24 @@ def impatient_search(
     return BranchAndBound(reduced, unsafe.group, refuter, settings=poor).run(deadline.end)
 
 
-def regional_search(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Answer:
+def regional_search(
+    subject: Subject, opened: OpenProblem, deadline: Deadline, cuts: str = "off"
+) -> Answer:
     """Branch and bound with poor bounds that bounds all neurons again after each split."""
     problem, unsafe = opened.problem, opened.problem.unsafe
     reduced = reduce(bound_nodes(subject, opened), unsafe.matrix, unsafe.offset)
     refuter = Refuter(subject, problem.inner, unsafe, problem.fails, climbers=2, steps=3)
-    eager = SearchSettings(root_iterations=1, iterations=1, smallest_batch=2, region_depth=1)
+    eager = SearchSettings(
+        root_iterations=1, iterations=1, smallest_batch=2, region_depth=1, cuts=cuts
+    )
     return BranchAndBound(reduced, unsafe.group, refuter, settings=eager).run(deadline.end)
 
 
 @pytest.mark.parametrize("part", mostly_slow(range(40), 3))
-def test_branch_and_bound_in_regions_is_exact(part: int) -> None:
-    counts = agree(regional_search, range(20_000 + 10 * part, 20_010 + 10 * part), most=32)
+def test_branch_and_bound_in_regions_is_exact(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DUE, "on", OFTEN)
+    search = partial(regional_search, cuts="on" if part % 2 else "off")
+    counts = agree(search, range(20_000 + 10 * part, 20_010 + 10 * part), most=32)
     assert sum(counts.values()) == 100
     assert counts["verified"] >= 20 and counts["falsified"] >= 20 and counts["unknown"] <= 10
 
@@ -134,7 +142,7 @@ def test_branch_and_bound_is_exact(part: int) -> None:
 def test_branch_and_bound_with_cuts_is_exact(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Constraints are chosen anew again and again, and closed subproblems make use of them."""
     used = 0
-    monkeypatch.setitem(ROUNDS, "on", (0, 1, 2, 4, 8))
+    monkeypatch.setitem(DUE, "on", OFTEN)
     proved = BranchAndBound._prove
 
     def watched(

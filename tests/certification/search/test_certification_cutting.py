@@ -10,11 +10,13 @@ import torch
 from small_reduced import Neuron, Row, reduced
 
 from tightrope.certification.names import CUTS
+from tightrope.certification.search import cutting
 from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
 from tightrope.certification.search.branching import choose
-from tightrope.certification.search.cutting import ROUNDS, CutSettings, Cutter
+from tightrope.certification.search.cutting import DUE, Cutter
 from tightrope.deadline import Deadline
-from tightrope.domains.reduced.splits import Bounder
+from tightrope.domains.reduced.cuts import network_cuts
+from tightrope.domains.reduced.splits import Bounder, Subproblems
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,9 +37,14 @@ def search(constant: float, cuts: str) -> BranchAndBound:
     return BranchAndBound(network, torch.tensor([0]), lambda *_: None, settings=settings)
 
 
-def test_every_choice_has_its_rounds() -> None:
-    assert set(ROUNDS) == set(CUTS)
-    assert ROUNDS["off"] == () and 0 in ROUNDS["on"] and min(ROUNDS["auto"]) > 0
+def test_every_choice_has_its_times() -> None:
+    assert set(DUE) == set(CUTS)
+    assert DUE["off"] == () and DUE["on"][0] == 0 and DUE["auto"][0] > 0
+    cutter = Cutter(search(2.25, "on").network, "auto")
+    first, second = DUE["auto"][:2]
+    assert not cutter.is_due(first - 1) and cutter.is_due(first)
+    cutter.find(Bounder(cutter.network.to(torch.float32)), roots(), first, Deadline())
+    assert not cutter.is_due(second - 1) and cutter.is_due(second)
 
 
 def test_constraints_prove_what_single_neurons_do_not() -> None:
@@ -54,55 +61,88 @@ def test_constraints_prove_nothing_that_is_not_so(cuts: str) -> None:
         assert not search(constant, cuts).run(math.inf)
 
 
+def roots() -> Subproblems:
+    """Return the root of the search, bounded."""
+    whole = search(2.25, "on")
+    whole.begin()
+    assert whole.pool is not None and len(whole.pool) == 1
+    return whole.pool.peek(1)
+
+
 def test_what_was_not_bounded_again_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = search(2.25, "on")
     whole.begin()
     pool = whole.pool
     assert pool is not None and len(pool) == 1
-    chosen = whole.cutter.choose(pool.peek(1), Deadline())
-    assert chosen is not None
-    monkeypatch.setattr(whole.cutter, "choose", lambda *_: chosen)
+    better = whole.cutter.find(whole.bounder, pool.peek(1), 1, Deadline())
+    assert better is not None and better.cuts is not None
+    monkeypatch.setattr(whole.cutter, "find", lambda *_: better)
     whole._cut(pool, -math.inf)
-    assert len(pool) == 1 and pool.peek(1).gamma.shape == (1, len(chosen.constant))
+    assert len(pool) == 1 and pool.peek(1).gamma.shape == (1, len(better.cuts.constant))
     assert whole.run(math.inf)
 
 
 def test_without_time_there_are_no_constraints() -> None:
-    whole = search(2.25, "on")
-    whole.begin()
-    assert whole.pool is not None
-    assert whole.cutter.choose(whole.pool.peek(1), Deadline(-math.inf)) is None
+    cutter = Cutter(search(2.25, "on").network, "on")
+    bounder = Bounder(cutter.network.to(torch.float32))
+    assert cutter.find(bounder, roots(), 0, Deadline(-math.inf)) is None
+    assert cutter.cuts is None
 
 
-def test_the_most_used_ones_stay() -> None:
-    whole = search(2.25, "on")
-    whole.begin()
-    assert whole.pool is not None
-    few = Cutter(whole.network, settings=replace(CutSettings(), most=1))
-    chosen = few.choose(whole.pool.peek(1), Deadline())
-    assert chosen is not None and len(chosen.constant) == 1
-    assert few.found is not None and len(few.found.constant) > 1
-    bounder = Bounder(whole.network, chosen)
+def test_the_most_used_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "MOST", 1)
+    cutter = Cutter(search(2.25, "on").network, "on")
+    better = cutter.find(Bounder(cutter.network.to(torch.float32)), roots(), 0, Deadline())
+    assert better is not None and cutter.cuts is not None and len(cutter.cuts.constant) == 1
+    every = network_cuts(cutter.network, torch.ones(1, 3))
+    assert every is not None and len(every.constant) > 1
+    bounder = Bounder(cutter.network, cutter.cuts)
     bound, _ = bounder.improve(bounder.root(torch.tensor([0])), iterations=100)
     assert float(bound) > 0
 
 
+def test_more_constraints_come_behind_those_known() -> None:
+    cutter = Cutter(search(2.25, "on").network, "on")
+    bounder, counts = Bounder(cutter.network.to(torch.float32)), []
+    problems = roots()
+    for _ in range(2):
+        found = cutter.find(bounder, problems, 0, Deadline())
+        if found is None:
+            break
+        assert cutter.cuts is not None and found.cuts is not None
+        assert torch.equal(found.cuts.constant, cutter.cuts.constant.float())
+        if bounder.cuts is not None:
+            assert torch.equal(found.cuts.constant[: counts[-1]], bounder.cuts.constant)
+        counts.append(len(found.cuts.constant))
+        bounder, problems = found, cutting.with_room(problems, found)
+        assert problems.gamma.shape == (1, counts[-1])
+    assert counts and counts == sorted(counts)
+
+
+def test_constraints_that_lift_nothing_are_not_kept() -> None:
+    """Those of two neurons that the row does not ask for cost time only."""
+    network = search(2.25, "on").network
+    rows = replace(network.rows, inner=-torch.tensor([[0.0, 0.0, 0.125]]).double())
+    for used, kept in ((network, True), (replace(network, rows=rows), False)):
+        cutter = Cutter(used, "auto")
+        bounder = Bounder(used.to(torch.float32))
+        problems = bounder.root(torch.tensor([0]))
+        assert (cutter.find(bounder, problems, 2000, Deadline()) is not None) is kept
+
+
 def test_a_layer_without_pairs_has_no_constraints() -> None:
     network = reduced([LAYER[:1]], [Row([0.0, 0.0], [-1.0], 1.0)], [-1.0] * 2, [1.0] * 2)
-    problems = Bounder(network.to(torch.float32)).root(torch.tensor([0]))
-    assert Cutter(network).choose(problems, Deadline()) is None
+    bounder = Bounder(network.to(torch.float32))
+    problems = bounder.root(torch.tensor([0]))
+    assert Cutter(network, "on").find(bounder, problems, 0, Deadline()) is None
 
 
 def test_multipliers_of_constraints_do_not_hide_a_neuron() -> None:
     """The second neuron costs most; a constraint with a large multiplier balances that."""
     whole = search(2.25, "on")
-    network = replace(
-        whole.network,
-        rows=replace(whole.network.rows, inner=-torch.tensor([[1.0, 2.0, 0.0]]).double()),
-    )
-    cuts = Cutter(network).choose(
-        Bounder(network.to(torch.float32)).root(torch.tensor([0])), Deadline()
-    )
+    inner = -torch.tensor([[1.0, 2.0, 0.0]]).double()
+    network = replace(whole.network, rows=replace(whole.network.rows, inner=inner))
+    cuts = network_cuts(network, torch.ones(1, 3))
     assert cuts is not None
     bounder = Bounder(network, cuts)
     problems = bounder.root(torch.tensor([0]))

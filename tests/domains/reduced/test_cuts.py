@@ -15,14 +15,13 @@ from exact import fractions
 from small_reduced import Neuron, Row, exact_value, floats, reduced
 from torch import Tensor
 
-from tightrope.domains.reduced.cuts import _combined, network_cuts
-from tightrope.domains.reduced.multineuron import GroupSettings
-from tightrope.domains.reduced.reduction import Rows
+from tightrope.domains.reduced.cuts import _combined, as_rows, network_cuts
+from tightrope.domains.reduced.reduction import Reduced, Rows
+from tightrope.domains.reduced.splits import Cuts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TINY = 2.0**-100  # lost in any sum with 1
-GROUPS = GroupSettings(smallest_area=0.0, most_per_group=None)
 
 
 def outputs_of(layer: Sequence[Neuron], before: list[Fraction], x: Sequence[float]) -> tuple:
@@ -42,17 +41,31 @@ BACK = [
 ]
 
 
-def test_constraints_hold_and_cut() -> None:
+def small() -> tuple[Reduced, Cuts]:
+    """Return a network of two layers with constraints on all pairs."""
     network = reduced([FRONT, BACK], [Row([0.0, 0.0], [1.0])], [-1.0, -1.0], [1.0, 1.0])
-    cuts = network_cuts(network, GROUPS)
+    cuts = network_cuts(network, torch.ones(1, 5), per_pair=None)
     assert cuts is not None
+    return network, cuts
+
+
+def values_at(x: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the neurons' inputs and outputs at a point, exactly."""
+    front, front_outputs = outputs_of(FRONT, [], x)
+    back, back_outputs = outputs_of(BACK, front_outputs, x)
+    return np.array(front + back), np.array(front_outputs + back_outputs)
+
+
+POINTS = list(product((-1.0, -0.5, 0.0, 0.3, 0.5, 1.0), repeat=2))
+
+
+def test_constraints_hold_and_cut() -> None:
+    network, cuts = small()
     assert cuts.on_outputs[:, :3].any() and cuts.on_outputs[:, 3:].any()
     on_outputs, on_inputs = fractions(cuts.on_outputs), fractions(cuts.on_inputs)
     constant, closest = fractions(cuts.constant), []
-    for x in product((-1.0, -0.5, 0.0, 0.3, 0.5, 1.0), repeat=2):
-        front, front_outputs = outputs_of(FRONT, [], x)
-        back, back_outputs = outputs_of(BACK, front_outputs, x)
-        h, y = np.array(front + back), np.array(front_outputs + back_outputs)
+    for x in POINTS:
+        h, y = values_at(x)
         values = on_outputs @ y + on_inputs @ h + constant
         assert np.all(values <= 0)
         closest.append(values.max())
@@ -60,6 +73,47 @@ def test_constraints_hold_and_cut() -> None:
     # And no box of single neurons implies them: all at the top of their triangles is excluded.
     tops = network.lines.upper_intercept  # at h = 0
     assert (cuts.on_outputs @ tops + cuts.constant).max() > 0.05
+
+
+def test_constraints_as_rows_are_the_same_functions() -> None:
+    network, cuts = small()
+    rows = as_rows(network, cuts)
+    on_outputs, on_inputs = fractions(cuts.on_outputs), fractions(cuts.on_inputs)
+    constant, inner, outer = fractions(cuts.constant), fractions(rows.inner), fractions(rows.outer)
+    for x in POINTS:
+        h, y = values_at(x)
+        exact = on_outputs @ y + on_inputs @ h + constant
+        point = np.array([Fraction(value) for value in x])
+        said = inner @ y + outer @ point + fractions(rows.constant)
+        assert np.all(abs(said - exact) <= fractions(rows.slack))
+    assert rows.slack.max() < 1e-12
+
+
+@pytest.mark.parametrize("part", ["inner", "outer", "constant", "output", "slack"])
+def test_rows_of_constraints_on_many_neurons(part: str) -> None:
+    """Constraints on 200 neurons, of which the first weighs 1; each of the sums is rounded."""
+    numbers, nothing = floats([1.0, *[TINY] * 199]), torch.zeros(200, dtype=torch.float64)
+    of = {name: numbers if part == name else nothing for name in ("outer", "constant", "slack")}
+    back = wide(of["outer"], of["constant"], of["slack"])
+    if part == "inner":
+        back = [replace(n, inner=[a]) for n, a in zip(back, numbers.tolist(), strict=True)]
+    ones = torch.ones(1, 201, dtype=torch.float64)
+    ones[:, 0] = 1.0 if part in ("inner", "output") else 0.0
+    on_outputs = torch.zeros_like(ones)
+    on_outputs[0, 0] = TINY
+    for direction in DIRECTIONS:
+        network = reduced([[Neuron([1.0], upper=1.0)], back], [Row([0.0])], [1.0], [1.0])
+        on_inputs = ones.clone()
+        on_inputs[:, 0] = 0.0
+        cuts = Cuts(on_outputs, on_inputs, floats([TINY]))
+        with adverse(direction):
+            row = as_rows(network, cuts)
+        said = sum(Fraction(getattr(row, name)[0].sum().item()) for name in ("outer", "constant"))
+        said += Fraction(row.inner[0, 0].item())
+        sums = sum(map(Fraction, numbers.tolist())) if part not in ("output", "slack") else 0
+        own = sum(map(Fraction, numbers.tolist())) if part == "slack" else 0
+        exact = sums + 2 * Fraction(TINY)
+        assert abs(said - exact) + own <= Fraction(row.slack.item()), direction
 
 
 def wide(outer: Tensor, constant: Tensor, slack: Tensor) -> list[Neuron]:
@@ -97,4 +151,28 @@ def test_combinations_carry_the_slack_of_their_neurons() -> None:
 
 def test_a_network_without_groups_has_no_constraints() -> None:
     network = reduced([[Neuron([1.0])]], [Row([0.0])], [-1.0], [1.0])
-    assert network_cuts(network, GROUPS) is None
+    assert network_cuts(network, torch.ones(1, 1)) is None
+    back = replace(BACK[0], inner=[1.0])
+    alone = reduced([FRONT[:1], [back]], [Row([0.0, 0.0])], [-1.0, -1.0], [1.0, 1.0])
+    assert network_cuts(alone, torch.ones(1, 2)) is None
+
+
+def test_pairs_are_those_that_cost_most_and_share_most() -> None:
+    """Two pairs see the same input, the third pair one each; one of the two costs nothing."""
+    ends = {"lower": -1.5, "upper": 1.5}
+    shared = [Neuron([1.0, a, 0.0, 0.0], **ends) for a in (0.5, -0.5)]
+    other = [Neuron([0.0, 0.0, a, b], **ends) for a, b in ((1.5, 0.0), (0.0, 1.5))]
+    network = reduced([[*shared, *other]], [Row([0.0] * 4)], [-1.0] * 4, [1.0] * 4)
+
+    def paired(cost: list[float], pairs: int) -> set[tuple[int, ...]]:
+        cuts = network_cuts(network, torch.tensor([cost]), pairs=pairs)
+        if cuts is None:
+            return set()
+        used = cuts.on_outputs.bool() | cuts.on_inputs.bool()
+        return {tuple(row.nonzero()[:, 0].tolist()) for row in used}
+
+    assert paired([1.0] * 4, 6) == {(0, 1)}  # no others have anything in common
+    assert paired([1.0, 0.0, 1.0, 1.0], 6) == set()
+    both = network.neurons.outer + network.neurons.outer.flip(0)  # now the third pair does, too
+    network = replace(network, neurons=replace(network.neurons, outer=both / 2))
+    assert paired([1.0, 1.0, 5.0, 5.0], 1) == {(2, 3)}

@@ -25,7 +25,7 @@ from torch import Tensor
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.budget import fitting, rows_at_once
 from tightrope.certification.search import branching
-from tightrope.certification.search.cutting import ROUNDS, CutSettings, Cutter
+from tightrope.certification.search.cutting import Cutter, with_room
 from tightrope.certification.search.patience import TRIAL, Patience, spread
 from tightrope.certification.search.pool import Pool
 from tightrope.certification.search.sharing import share
@@ -34,7 +34,7 @@ from tightrope.domains.reduced.leaves import solve_leaf
 from tightrope.domains.reduced.reduction import Reduced
 from tightrope.domains.reduced.regions import KEPT, Regions, Tightener, work
 from tightrope.domains.reduced.replay import strict_bounds
-from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems, join
+from tightrope.domains.reduced.splits import Bounder, Subproblems, join
 
 # Points of the lowest bounds are tried in each of the first rounds, and every so many later.
 EAGER = 8
@@ -84,9 +84,7 @@ class BranchAndBound:
         settings: SearchSettings = DEFAULTS,
     ) -> None:
         self.network, self.group, self.refute, self.settings = network, group, refute, settings
-        self.cuts: Cuts | None = None
-        share = 0.1 if settings.cuts == "auto" else 0.0  # less is not worth the slower rounds
-        self.cutter = Cutter(network, settings=CutSettings(share=share))
+        self.cutter = Cutter(network, settings.cuts)
         self.bounder = Bounder(self.network.to(torch.float32))
         self.regions = Regions.of(network)
         self.patience = Patience(network.size, work(network))
@@ -147,7 +145,7 @@ class BranchAndBound:
             if cause is not None:
                 return cause
             deadline = share(self, pool, deadline)
-            if self.rounds in ROUNDS[self.settings.cuts] and not self.patience.eager:
+            if self.cutter.is_due(self.count) and not self.patience.eager:
                 self._cut(pool, deadline)
             if self._trial_is_due:
                 self._begin_again(pool)
@@ -182,7 +180,7 @@ class BranchAndBound:
         """
         proved = torch.zeros_like(bound, dtype=torch.bool)
         some = problems[promising]
-        strict = strict_bounds(self.network, some, cuts=self.cuts, regions=self.regions.box)
+        strict = strict_bounds(self.network, some, cuts=self.cutter.cuts, regions=self.regions.box)
         good = torch.isfinite(strict) & (strict > 0)
         proved[promising] = good
         if good.any():
@@ -302,7 +300,7 @@ class BranchAndBound:
     @property
     def _trial_is_due(self) -> bool:
         """Whether to see what regions do near the root, with much more being open."""
-        if self.settings.region_depth is not None or self.cuts is not None:
+        if self.settings.region_depth is not None:
             return False
         open_ones = len(self.pool or ()) / len(self.roots)
         return self.patience.trial_is_due(self.count, open_ones) and not self.regions.full
@@ -311,7 +309,7 @@ class BranchAndBound:
     def tightener(self) -> Tightener:
         """What bounds neurons again."""
         if self._tightener is None:
-            self._tightener = Tightener(self.network, self.group)
+            self._tightener = Tightener(self.network, self.group, self.cutter.cuts)
         return self._tightener
 
     @property
@@ -321,15 +319,15 @@ class BranchAndBound:
 
     def _cut(self, pool: Pool, deadline: float) -> None:
         """Choose constraints for what is open, and bound all of that with them."""
-        cuts = self.cutter.choose(pool.peek(CUT_FOR), Deadline(deadline))
-        if cuts is None:
+        some, end = pool.peek(CUT_FOR), Deadline(deadline)
+        better = self.cutter.find(self.bounder, some, self.count, end)
+        if better is None:
             return
-        self.cuts = cuts
-        self.bounder = self.bounder.with_cuts(cuts.to(torch.float32))
+        self.bounder, self._tightener = better, None
+        self.roots = with_room(self.roots, better)
         problems, bound = pool.take_all()
-        gamma = problems.alpha.new_zeros(len(problems), len(cuts.constant))
-        problems = replace(problems, gamma=gamma)
-        pool.arrays["gamma"] = gamma[:0]
+        problems = with_room(problems, better)
+        pool.arrays["gamma"] = problems.gamma[:0]
         step = 2 * self.settings.batch
         for start in range(0, len(bound), step):
             part = problems[start : start + step]
@@ -376,7 +374,7 @@ class BranchAndBound:
             # All rows nonpositive make any such combination nonpositive.
             weights = self.network.lower.new_zeros(1, len(self.group))
             weights[0, rows] = leaf.weights
-            bound = strict_bounds(self.network, leaf.problem, weights, self.cuts, self.regions.box)
+            bound = strict_bounds(self.network, leaf.problem, weights, regions=self.regions.box)
             if torch.isfinite(bound[0]) and bound[0] > 0:
                 self.lowest = min(self.lowest, float(bound[0]))
                 if one.region[0] > 0:

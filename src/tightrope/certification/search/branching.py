@@ -19,10 +19,15 @@ from tightrope.domains.reduced.splits import Bounder, Subproblems, View, join
 Rule = Callable[[Bounder, Subproblems, View, int, int], Tensor]
 
 
+def triangles(bounder: Bounder, problems: Subproblems, view: View) -> Tensor:
+    """Return what the upper lines' intercepts cost the bounds, [D, U], zero at split neurons."""
+    cost = (-view.coefficients).clamp(min=0) * bounder.upper_lines(problems)[1]
+    return torch.where(problems.sign == 0, cost, 0.0)
+
+
 def intercept_scores(bounder: Bounder, problems: Subproblems, view: View) -> Tensor:
     """What the upper lines' intercepts cost the bound: `max(-a, 0) u (-l) / (u - l)`."""
-    score = (-view.coefficients).clamp(min=0) * bounder.upper_lines(problems)[1]
-    return _open_only(bounder, problems, score)
+    return _open_only(bounder, problems, triangles(bounder, problems, view))
 
 
 def _open_only(bounder: Bounder, problems: Subproblems, score: Tensor) -> Tensor:

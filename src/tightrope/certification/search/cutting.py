@@ -1,80 +1,117 @@
-"""Multi-neuron constraints for a search: found once, few of them, those that lift open bounds.
+"""Multi-neuron constraints for a search: few of them, those that lift open bounds.
 
 Constraints on pairs of neurons (`tightrope.domains.reduced.cuts`) hold on the whole box, so every
-subproblem may use them. There are thousands, and a search is fast only with few. So all of them
-are tried on some open subproblems, and those are kept that got the largest multipliers there.
-What lifts the bounds of the root is not what subproblems with many splits need: pairs of signs that
-cannot occur together show only there.
+subproblem may use them, and children inherit their multipliers. Pairs are chosen by what some open
+subproblems lose at their triangles: what lifts the bounds of the root is not what subproblems with
+many splits need. All constraints are tried on these, and those are kept that got the largest
+multipliers. They pay if they lift bounds by more than what splits would that take as long.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from tightrope.certification.search import branching
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.domains.reduced.cuts import network_cuts
-from tightrope.domains.reduced.multineuron import GroupSettings
+from tightrope.domains.reduced.cuts import join_cuts, network_cuts
 from tightrope.domains.reduced.reduction import Reduced
 from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems
 
-# The rounds of a search before which constraints are chosen, by what users ask for.
-ROUNDS: dict[str, tuple[int, ...]] = {"off": (), "auto": (20,), "on": (0, 20)}
+# After how many subproblems constraints are looked for, by what users ask for.
+DUE: dict[str, tuple[int, ...]] = {
+    "off": (),
+    "auto": (2000, 8000, 32000),
+    "on": (0, 2000, 8000, 32000),
+}
+# Constraints are tried on so many subproblems, for so many iterations; the most useful ones stay.
+TRIED, ITERATIONS, MOST = 64, 15, 128
+# With `auto`, they have to lift bounds by so many times what a split does.
+SPLITS = 0.5
 
 
-@dataclass(frozen=True)
-class CutSettings:
-    """How many constraints are found, and how many are used.
-
-    Each is tried on so many subproblems for so many iterations; the `most` useful ones stay.
-    """
-
-    groups: GroupSettings = field(
-        default_factory=lambda: GroupSettings(
-            size=2, partition=32, limit=32, most_per_group=8, smallest_area=0.0
-        )
-    )
-    tried: int = 128
-    iterations: int = 30
-    most: int = 256
-    share: float = 0.0  # of the subproblems tried that must be decided, or there are no constraints
-
-
+@dataclass
 class Cutter:
-    """Finds constraints of one network when they are first asked for, and chooses among them."""
+    """Finds constraints of one network when it is time to, those known before staying."""
 
-    def __init__(self, network: Reduced, *, settings: CutSettings | None = None) -> None:
-        self.network, self.settings = network, settings or CutSettings()
-        self.found: Cuts | None = None
-        self.looked = False
+    network: Reduced
+    mode: str = "auto"
+    cuts: Cuts | None = None
+    made: int = 0
 
-    def choose(self, problems: Subproblems, deadline: Deadline) -> Cuts | None:
-        """Return the constraints that some open subproblems use most; None if there are none."""
+    def is_due(self, count: int) -> bool:
+        """Return whether to look for constraints after so many subproblems."""
+        due = DUE[self.mode]
+        return self.made < len(due) and count >= due[self.made]
+
+    def find(
+        self, bounder: Bounder, problems: Subproblems, count: int, deadline: Deadline
+    ) -> Bounder | None:
+        """Return a bounder that knows more constraints, None if none are worth it.
+
+        They are chosen by what some open subproblems need.
+        """
+        self.made = sum(due <= count for due in DUE[self.mode])
         with until(deadline), suppress(OutOfTimeError):
-            if not self.looked:
-                self.looked = True
-                self.found = network_cuts(self.network, self.settings.groups)
-            if self.found is not None:
-                use = self._use(self.found, problems)
-                best = use.topk(min(self.settings.most, len(use))).indices
-                best = best[use[best] > 0]
-                return self.found[best] if len(best) else None
+            # Every so many, so that those of the lowest bounds, which are alike, are not alone.
+            return self._find(bounder, problems[:: max(1, len(problems) // TRIED)])
         return None
 
-    def _use(self, cuts: Cuts, problems: Subproblems) -> Tensor:
-        """Return the multipliers that constraints get, summed, each times the size of its terms."""
+    def _find(self, bounder: Bounder, problems: Subproblems) -> Bounder | None:
+        before, problems = bounder.improve(problems, iterations=ITERATIONS)
+        cost = branching.triangles(bounder, problems, bounder.look(problems))
+        found = network_cuts(self.network, cost)
+        if found is None:
+            return None
+        trial = self._with(bounder, found)
+        _, tried = trial.improve(with_room(problems, trial), iterations=ITERATIONS)
+        chosen = self._used(found, tried.gamma[:, -len(found.constant) :])
+        if not len(chosen.constant):
+            return None
+        better = self._with(bounder, chosen)
+        if self.mode == "auto" and not self._pays(bounder, better, problems, before):
+            return None
+        self.cuts = better_cuts = chosen if self.cuts is None else join_cuts([self.cuts, chosen])
+        assert better.cuts is not None and len(better.cuts.constant) == len(better_cuts.constant)
+        return better
+
+    def _with(self, bounder: Bounder, found: Cuts) -> Bounder:
+        """Return a bounder that knows constraints behind those known before."""
+        cuts = found if self.cuts is None else join_cuts([self.cuts, found])
+        return bounder.with_cuts(cuts.to(torch.float32))
+
+    def _used(self, cuts: Cuts, gamma: Tensor) -> Cuts:
+        """Return the constraints with the largest multipliers, each times the size of its terms."""
         network = self.network
-        bounder = Bounder(network.to(torch.float32), cuts.to(torch.float32))
-        # Every so many, so that those of the lowest bounds, which are alike, are not alone.
-        problems = problems[:: max(1, len(problems) // self.settings.tried)]
-        gamma = problems.alpha.new_zeros(len(problems), len(cuts.constant))
-        problems = replace(problems, gamma=gamma)
-        bound, problems = bounder.improve(problems, iterations=self.settings.iterations)
-        if int((bound > 0).sum()) < self.settings.share * len(bound):
-            return bound.new_zeros(len(cuts.constant))
         seen = torch.maximum(network.upper, -network.lower)
         size = cuts.on_outputs.abs() @ network.reach + cuts.on_inputs.abs() @ seen
-        return (problems.gamma.sum(0) * size).nan_to_num(0.0)
+        use = (gamma.sum(0) * size).nan_to_num(0.0)
+        best = use.topk(min(MOST, len(use))).indices
+        return cuts[best[use[best] > 0]]
+
+    def _pays(
+        self, bounder: Bounder, better: Bounder, problems: Subproblems, before: Tensor
+    ) -> bool:
+        """Return whether constraints lift bounds as splits do that take as long."""
+        assert better.cuts is not None
+        after, _ = better.improve(with_room(problems, better), iterations=ITERATIONS)
+        neurons = branching.choose(bounder, problems, rule="intercept")
+        children, _ = bounder.improve(branching.children(problems, neurons), iterations=ITERATIONS)
+        lift, split = (
+            float((new.clamp(max=0.0) - before.clamp(max=0.0)).mean())
+            for new in (after, children.view(2, -1).amin(0))
+        )
+        slower = 1 + 2 * better.cuts.on_outputs.numel() / max(self.network.work, 1.0)
+        return lift > max(math.log2(slower), SPLITS) * max(split, 0.0)
+
+
+def with_room(problems: Subproblems, bounder: Bounder) -> Subproblems:
+    """Return subproblems with multipliers for all constraints: zero for those that are new."""
+    assert bounder.cuts is not None
+    gamma = problems.gamma
+    new = len(bounder.cuts.constant) - gamma.shape[1]
+    return replace(problems, gamma=torch.cat((gamma, gamma.new_zeros(len(gamma), new)), 1))

@@ -80,6 +80,7 @@ def _halved(search: BranchAndBound, pool: Pool) -> BranchAndBound:
     other.refute, other.pool = _nobody, Pool(problems[goes], bound[goes])
     other.count, other.stuck, other.lowest = 0, 0, math.inf
     other.patience, other._tightener = copy(search.patience), None
+    other.cutter = copy(search.cutter)
     return other
 
 
