@@ -14,6 +14,7 @@ from tightrope.certification.search import cutting
 from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
 from tightrope.certification.search.branching import choose
 from tightrope.certification.search.cutting import DUE, Cutter
+from tightrope.certification.search.patience import TRIAL, Patience
 from tightrope.deadline import Deadline
 from tightrope.domains.reduced.cuts import network_cuts
 from tightrope.domains.reduced.splits import Bounder, Subproblems
@@ -42,9 +43,21 @@ def test_every_choice_has_its_times() -> None:
     assert DUE["off"] == () and DUE["on"][0] == 0 and DUE["auto"][0] > 0
     cutter = Cutter(search(2.25, "on").network, "auto")
     first, second = DUE["auto"][:2]
-    assert not cutter.is_due(first - 1) and cutter.is_due(first)
+    patience = Patience(3, work=math.inf)
+    assert not cutter.is_due(first - 1, patience) and cutter.is_due(first, patience)
     cutter.find(Bounder(cutter.network.to(torch.float32)), roots(), first, Deadline())
-    assert not cutter.is_due(second - 1) and cutter.is_due(second)
+    assert not cutter.is_due(second - 1, patience) and cutter.is_due(second, patience)
+
+
+def test_regions_come_first_unless_constraints_are_asked_for() -> None:
+    network = search(2.25, "on").network
+    for mode, waits in (("auto", True), ("on", False)):
+        cutter, patience = Cutter(network, mode), Patience(3, work=0.0)
+        assert cutter.is_due(DUE["auto"][-1], patience) is not waits
+        patience.note_regions(TRIAL, TRIAL, 1.0)  # nothing was closed
+        assert cutter.is_due(DUE["auto"][-1], patience)
+        patience.eager = True
+        assert not cutter.is_due(DUE["auto"][-1], patience)
 
 
 def test_constraints_prove_what_single_neurons_do_not() -> None:

@@ -15,7 +15,7 @@ from exact import fractions
 from small_reduced import Neuron, Row, exact_value, floats, reduced
 from torch import Tensor
 
-from tightrope.domains.reduced.cuts import _combined, as_rows, network_cuts
+from tightrope.domains.reduced.cuts import _combined, network_cuts
 from tightrope.domains.reduced.reduction import Reduced, Rows
 from tightrope.domains.reduced.splits import Cuts
 
@@ -73,47 +73,6 @@ def test_constraints_hold_and_cut() -> None:
     # And no box of single neurons implies them: all at the top of their triangles is excluded.
     tops = network.lines.upper_intercept  # at h = 0
     assert (cuts.on_outputs @ tops + cuts.constant).max() > 0.05
-
-
-def test_constraints_as_rows_are_the_same_functions() -> None:
-    network, cuts = small()
-    rows = as_rows(network, cuts)
-    on_outputs, on_inputs = fractions(cuts.on_outputs), fractions(cuts.on_inputs)
-    constant, inner, outer = fractions(cuts.constant), fractions(rows.inner), fractions(rows.outer)
-    for x in POINTS:
-        h, y = values_at(x)
-        exact = on_outputs @ y + on_inputs @ h + constant
-        point = np.array([Fraction(value) for value in x])
-        said = inner @ y + outer @ point + fractions(rows.constant)
-        assert np.all(abs(said - exact) <= fractions(rows.slack))
-    assert rows.slack.max() < 1e-12
-
-
-@pytest.mark.parametrize("part", ["inner", "outer", "constant", "output", "slack"])
-def test_rows_of_constraints_on_many_neurons(part: str) -> None:
-    """Constraints on 200 neurons, of which the first weighs 1; each of the sums is rounded."""
-    numbers, nothing = floats([1.0, *[TINY] * 199]), torch.zeros(200, dtype=torch.float64)
-    of = {name: numbers if part == name else nothing for name in ("outer", "constant", "slack")}
-    back = wide(of["outer"], of["constant"], of["slack"])
-    if part == "inner":
-        back = [replace(n, inner=[a]) for n, a in zip(back, numbers.tolist(), strict=True)]
-    ones = torch.ones(1, 201, dtype=torch.float64)
-    ones[:, 0] = 1.0 if part in ("inner", "output") else 0.0
-    on_outputs = torch.zeros_like(ones)
-    on_outputs[0, 0] = TINY
-    for direction in DIRECTIONS:
-        network = reduced([[Neuron([1.0], upper=1.0)], back], [Row([0.0])], [1.0], [1.0])
-        on_inputs = ones.clone()
-        on_inputs[:, 0] = 0.0
-        cuts = Cuts(on_outputs, on_inputs, floats([TINY]))
-        with adverse(direction):
-            row = as_rows(network, cuts)
-        said = sum(Fraction(getattr(row, name)[0].sum().item()) for name in ("outer", "constant"))
-        said += Fraction(row.inner[0, 0].item())
-        sums = sum(map(Fraction, numbers.tolist())) if part not in ("output", "slack") else 0
-        own = sum(map(Fraction, numbers.tolist())) if part == "slack" else 0
-        exact = sums + 2 * Fraction(TINY)
-        assert abs(said - exact) + own <= Fraction(row.slack.item()), direction
 
 
 def wide(outer: Tensor, constant: Tensor, slack: Tensor) -> list[Neuron]:

@@ -19,7 +19,6 @@ from reduced_problems import (
 )
 
 from tightrope.box import Box
-from tightrope.domains.reduced.cuts import network_cuts
 from tightrope.domains.reduced.regions import KEPT, Regions, Tightener, decided
 from tightrope.domains.reduced.replay import strict_bounds
 from tightrope.domains.reduced.splits import Bounder
@@ -32,9 +31,9 @@ GROUPS = [torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1]), torch.tensor([0, 0, 
 @NETWORKS
 @BENT
 @pytest.mark.parametrize("group", GROUPS, ids=str)
-@pytest.mark.parametrize("splits, constrained", [(0.0, False), (0.3, False), (0.3, True)])
+@pytest.mark.parametrize("splits", [0.0, 0.3])
 def test_neurons_of_counterexamples_are_within_their_bounds(
-    kind: str, activation: str, group: torch.Tensor, splits: float, constrained: bool
+    kind: str, activation: str, group: torch.Tensor, splits: float
 ) -> None:
     found, network = reduced(kind, activation, radius=0.8, rounding=EPS)
     points = many_points(found.box, 400)
@@ -52,8 +51,7 @@ def test_neurons_of_counterexamples_are_within_their_bounds(
     assert unsafe.any()
     problems, h, rows = problems[unsafe][:24], h[unsafe][:24], rows[unsafe][:24]
     whole = Box(network.lower, network.upper).map(lambda t: t.expand(len(problems), -1))
-    cuts = network_cuts(network, torch.ones(1, network.size)) if constrained else None
-    box = Tightener(network, group, cuts)(problems, whole)
+    box = Tightener(network, group)(problems, whole)
     assert ((box.lower <= h + 1e-12) & (h <= box.upper + 1e-12)).all()
     assert ((box.lower >= whole.lower) & (box.upper <= whole.upper)).all()
     tightened = (box.upper - box.lower) < (whole.upper - whole.lower).clamp(min=1e-9)
@@ -79,22 +77,6 @@ def test_subproblems_without_counterexamples_are_found_empty(kind: str) -> None:
     whole = Box(lifted.lower[None], lifted.upper[None])
     box = Tightener(lifted, torch.arange(3))(problems, whole)
     assert (box.lower > box.upper).any()
-
-
-def test_constraints_tighten_regions() -> None:
-    _, network = reduced("dense", "relu", radius=0.8, rounding=EPS)
-    cuts = network_cuts(network, torch.ones(1, network.size))
-    assert cuts is not None
-    problems = random_problems(network, 8, splits=0.3, seed=1)
-    whole = Box(network.lower, network.upper).map(lambda t: t.expand(8, -1))
-    group = torch.tensor([0, 1, 2])
-    with_them, without = (Tightener(network, group, c)(problems, whole) for c in (cuts, None))
-    narrower = (without.upper - without.lower) - (with_them.upper - with_them.lower)
-    assert narrower.max() > 1e-3
-    # One that excludes everything leaves no room at all.
-    impossible = replace(cuts, constant=cuts.constant + 1e4)
-    box = Tightener(network, group, impossible)(problems, whole)
-    assert (box.lower > box.upper).any(1).all()
 
 
 def test_rows_may_reach_what_is_kept() -> None:

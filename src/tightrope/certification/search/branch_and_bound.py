@@ -145,7 +145,7 @@ class BranchAndBound:
             if cause is not None:
                 return cause
             deadline = share(self, pool, deadline)
-            if self.cutter.is_due(self.count) and not self.patience.eager:
+            if self.cutter.is_due(self.count, self.patience):
                 self._cut(pool, deadline)
             if self._trial_is_due:
                 self._begin_again(pool)
@@ -309,7 +309,7 @@ class BranchAndBound:
     def tightener(self) -> Tightener:
         """What bounds neurons again."""
         if self._tightener is None:
-            self._tightener = Tightener(self.network, self.group, self.cutter.cuts)
+            self._tightener = Tightener(self.network, self.group)
         return self._tightener
 
     @property
@@ -323,7 +323,7 @@ class BranchAndBound:
         better = self.cutter.find(self.bounder, some, self.count, end)
         if better is None:
             return
-        self.bounder, self._tightener = better, None
+        self.bounder = better
         self.roots = with_room(self.roots, better)
         problems, bound = pool.take_all()
         problems = with_room(problems, better)

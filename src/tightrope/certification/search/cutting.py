@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tightrope.certification.search import branching
+from tightrope.certification.search.patience import Patience
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.reduced.cuts import join_cuts, network_cuts
 from tightrope.domains.reduced.reduction import Reduced
@@ -25,8 +26,8 @@ from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems
 # After how many subproblems constraints are looked for, by what users ask for.
 DUE: dict[str, tuple[int, ...]] = {
     "off": (),
-    "auto": (2000, 8000, 32000),
-    "on": (0, 2000, 8000, 32000),
+    "auto": (1000, 3000, 9000, 27000, 81000),
+    "on": (0, 1000, 3000, 9000, 27000, 81000),
 }
 # Constraints are tried on so many subproblems, for so many iterations; the most useful ones stay.
 TRIED, ITERATIONS, MOST = 64, 15, 128
@@ -43,8 +44,13 @@ class Cutter:
     cuts: Cuts | None = None
     made: int = 0
 
-    def is_due(self, count: int) -> bool:
-        """Return whether to look for constraints after so many subproblems."""
+    def is_due(self, count: int, patience: Patience) -> bool:
+        """Return whether to look for constraints after so many subproblems.
+
+        With `auto`, regions come first where they are still to be tried.
+        """
+        if patience.eager or (self.mode == "auto" and patience.trial_comes):
+            return False
         due = DUE[self.mode]
         return self.made < len(due) and count >= due[self.made]
 

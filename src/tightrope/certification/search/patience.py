@@ -55,6 +55,11 @@ class Patience:
         expected = TRIAL * PER_NEURON * self.size * self.per_child
         return self.is_due(count) or self.on_children >= WAIT * expected > 0
 
+    @property
+    def trial_comes(self) -> bool:
+        """Whether regions are still to be tried, after some number of subproblems at the latest."""
+        return not self.made and self.work <= MOST_WORK
+
     def most(self, allowed: int) -> int:
         """Return how many regions a round may make: few at first, then those of a second."""
         if not self.made:

@@ -55,20 +55,6 @@ def join_cuts(parts: list[Cuts]) -> Cuts:
     return Cuts(*(torch.cat(p) for p in zip(*(vars(c).values() for c in parts), strict=True)))
 
 
-def as_rows(network: Reduced, cuts: Cuts) -> Rows:
-    """Return constraints as linear functions of outputs and inputs, which are never positive."""
-    rows = network.neurons
-    on_inputs, sizes = cuts.on_inputs, cuts.on_inputs.abs()
-    share = growth(network.size + 4, network.rounding)
-    own = cuts.on_outputs.abs() @ network.reach + cuts.constant.abs()
-    return Rows(
-        cuts.on_outputs + on_inputs @ rows.inner,
-        on_inputs @ rows.outer,
-        cuts.constant + on_inputs @ rows.constant,
-        (sizes @ (rows.slack + share * network.magnitude) + share * own) * (1 + share),
-    )
-
-
 def _pairs(network: Reduced, cost: Tensor, most: int) -> list[tuple[Layer, Tensor]]:
     """Return pairs of neurons by layer, [pairs, 2], the most promising ones of all layers."""
     rough = network.to(torch.float32)

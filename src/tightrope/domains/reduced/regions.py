@@ -18,10 +18,9 @@ from tightrope.box import Box
 from tightrope.deadline import check_time
 from tightrope.domains.linear.ascent import Ascent
 from tightrope.domains.linear.relaxations import lines
-from tightrope.domains.reduced.cuts import as_rows
-from tightrope.domains.reduced.reduction import Reduced, Rows, join_rows
+from tightrope.domains.reduced.reduction import Reduced, join_rows
 from tightrope.domains.reduced.replay import strict_bounds
-from tightrope.domains.reduced.splits import Bounder, Cuts, Subproblems, View
+from tightrope.domains.reduced.splits import Bounder, Subproblems, View
 from tightrope.graph import ops
 
 # Rows are taken to be at most this much, so that what is closed has at least this margin.
@@ -86,14 +85,13 @@ class Regions:
 class NeuronBounder(Bounder):
     """Bounds neurons (rows 0 to U - 1) and minus them (U to 2U - 1), each in its own region.
 
-    `gamma` are multipliers of `goals`, rows that are not positive at counterexamples, [D, R];
-    `allowed` says which ones may be used.
+    `gamma` are multipliers of the property's rows, [D, R]; `allowed` says which ones may be used.
     """
 
-    def __init__(self, network: Reduced, goals: Rows) -> None:
+    def __init__(self, network: Reduced) -> None:
         super().__init__(replace(network, rows=join_rows([network.neurons, -network.neurons])))
-        self.goals = goals
-        self.allowed = torch.zeros(0, len(goals), dtype=torch.bool)
+        self.goals = replace(network.rows, constant=network.rows.constant - KEPT)
+        self.allowed = torch.zeros(0, len(network.rows), dtype=torch.bool)
 
     def best(self, row: Tensor, sign: Tensor, box: Box, allowed: Tensor) -> Subproblems:
         """Return parameters that make the bounds of some neurons large."""
@@ -137,17 +135,14 @@ class NeuronBounder(Bounder):
 
 
 class Tightener:
-    """Bounds the neurons of subproblems again, with the help of multi-neuron constraints."""
+    """Bounds the neurons of subproblems again."""
 
-    def __init__(self, network: Reduced, group: Tensor, cuts: Cuts | None = None) -> None:
+    def __init__(self, network: Reduced, group: Tensor) -> None:
         self.network, self.group = network, group
+        self.rough = NeuronBounder(network.to(torch.float32))
         rows = network.rows
         slack = rows.slack + 4 * network.rounding * (rows.constant.abs() + KEPT)
         goals = replace(rows, constant=rows.constant - KEPT, slack=slack)
-        if cuts is not None:
-            goals = join_rows([goals, as_rows(network, cuts)])
-        self.cuts = len(goals) - len(rows)
-        self.rough = NeuronBounder(network.to(torch.float32), goals.to(torch.float32))
         neurons = network.neurons
         self.exact = replace(network, rows=join_rows([neurons, -neurons, goals]))
         self.batch = max(1, MEMORY // (64 * (network.size + network.rows.outer.shape[1])))
@@ -162,7 +157,6 @@ class Tightener:
         lower = torch.where(sign > 0, held.lower.clamp(min=0.0), held.lower)
         upper = torch.where(sign < 0, held.upper.clamp(max=0.0), held.upper)
         allowed = self.group[None, :] == self.group[problems.row][:, None]  # [D, R]
-        allowed = torch.cat((allowed, allowed.new_ones(len(allowed), self.cuts)), 1)
         for layer in self.network.layers:
             still = ~(lower > upper).any(1, keepdim=True)  # where none cross, as yet
             owner, place = ((sign[:, layer.span] == 0) & still).nonzero(as_tuple=True)
