@@ -33,7 +33,7 @@ DECIDED = ("sat", "unsat")
 USUAL_LIMIT = 60.0
 # An instance may take a bit longer than its limit; later than that its process is ended.
 SLACK, PATIENCE = 1.1, 2.0
-ENDED = 20.0
+ENDED = 1.5
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tightrope.answer import WORDS, Answer, competition_word
+from tightrope.cli.alarm import last_word
 from tightrope.cli.options import branching_option, cuts_option, split_option
 from tightrope.cli.output import print_json
+from tightrope.deadline import process_start
 from tightrope.errors import UserError, printable, shorten
 from tightrope.files import write_text
+
+_CHOICES = ("split", "branching", "cuts")
 
 
 @click.command()
@@ -55,34 +61,44 @@ def verify(
     tightrope verify net.onnx property.vnnlib --timeout 60
     tightrope verify --instances instances.csv --jobs 2 --out results.csv
     """
-    from tightrope.certification.problem import check_choices, check_timeout
-
-    if timeout is not None:
-        check_timeout(timeout)
-    choices = check_choices(*(options.pop(name) for name in ("split", "branching", "cuts")))
     listed = {name: options.pop(name) for name in ("jobs", "out", "only")}
     counterexample = options.pop("counterexample")
     if instances is not None:
         if files or counterexample is not None:
             raise UserError("--instances goes without other files")
-        run_list(instances, listed, timeout, as_json, choices=choices, **options)
+        run_list(instances, listed, timeout, as_json, **_checked(timeout, options))
         return
     if any(value is not None for value in listed.values()):
         raise UserError("--jobs, --out and --only go with --instances")
     if len(files) < 2:
         raise UserError("give an ONNX file and a VNN-LIB file, or --instances FILE")
-    from tightrope.certification.verifying import verify_and_tell
-    from tightrope.deadline import process_start
+    limit, started = 60.0 if timeout is None else timeout, process_start()
+    with last_word(started, limit if 0 < limit < math.inf else 60.0, _out_of_time(as_json)):
+        options = _checked(timeout, options)
+        from tightrope.certification.verifying import verify_and_tell
 
-    found, text = verify_and_tell(
-        _files(files[:-1]),
-        Path(files[-1]),
-        timeout=timeout or 60.0,
-        choices=choices,
-        started=process_start(),
-        **options,
-    )
+        found, text = verify_and_tell(
+            _files(files[:-1]), Path(files[-1]), timeout=limit, started=started, **options
+        )
     _tell(found, text, counterexample, as_json)
+
+
+def _checked(timeout: float | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a search after a look at them."""
+    from tightrope.certification.problem import check_choices, check_timeout
+
+    if timeout is not None:
+        check_timeout(timeout)
+    chosen = check_choices(*(options[name] for name in _CHOICES))
+    rest = {name: value for name, value in options.items() if name not in _CHOICES}
+    return {**rest, "choices": chosen}
+
+
+def _out_of_time(as_json: bool) -> str:
+    """Return what is said if nothing else can be said in time."""
+    unknown = dict.fromkeys(("seconds", "domains", "bound", "note", "counterexample"))
+    nothing = {"result": "timeout", "stage": "input", "reason": "the time was up", **unknown}
+    return json.dumps(nothing, indent=2) if as_json else "timeout"
 
 
 def _tell(found: Answer, text: str | None, counterexample: Path | None, as_json: bool) -> None:
