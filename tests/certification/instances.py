@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 import torch
+from composed_instances import COMPOSED
 from patterns import exact_minimum, patterns
 from torch import Tensor, nn
 
@@ -55,6 +56,10 @@ class Largest(nn.Module):
 def small_module(kind: str, generator: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
     """Return a float64 network of at most ten ReLUs, and the shape of its input."""
     torch.manual_seed(generator.getrandbits(32))
+    if kind in COMPOSED:
+        module, shape = COMPOSED[kind](generator)
+        _scatter(module)
+        return module.double().eval(), shape
     inputs, outputs = generator.randint(2, 6), generator.randint(2, 4)
     width = generator.randint(2, 6)
     shape: tuple[int, ...] = (inputs,)

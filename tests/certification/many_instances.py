@@ -8,12 +8,13 @@ nothing may be verified where it is not positive, by however little.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 import torch
+from composed_instances import COMPOSED
 from exact import Exact, exact_values, fractions
 from instances import KINDS, POOLS, SMOOTH, Instance, Largest, draw_rows, small_module
 from networks import points_in
@@ -86,10 +87,10 @@ class Drawn:
         return str(answer.verdict)
 
 
-def draw(seed: int) -> Drawn:
+def draw(seed: int, kinds: Sequence[str] = EVERY_KIND) -> Drawn:
     """Return the network, box and rows of a seed."""
     generator = random.Random(seed)
-    kind = EVERY_KIND[seed % len(EVERY_KIND)]
+    kind = kinds[seed % len(kinds)]
     module, shape = small_module(kind, generator)
     flavour = generator.choice(("plain", "plain", "dyadic", "thin"))
     center = torch.randn(1, *shape, dtype=torch.float64)
@@ -106,7 +107,7 @@ def draw(seed: int) -> Drawn:
         unsafe.matrix.mul_(4).round_().div_(4)
     groups = [unsafe.group == g for g in unsafe.group.unique()]
     wholes = [Largest(module, unsafe.matrix[mine], unsafe.offset[mine]) for mine in groups]
-    find = _sampled if kind in SMOOTH else _enumerated
+    find = _sampled if kind in (*SMOOTH, *COMPOSED) else _enumerated
     box, minima, points = find(wholes, shape, center, radius)
     scale = 1 + float((unsafe.matrix.abs() @ subject.outputs(center)[0].abs()).max())
     scale += float(unsafe.offset.abs().max())
