@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,6 +24,7 @@ from tightrope.training.batchnorm import FixedModel
 from tightrope.training.objectives import options
 from tightrope.training.objectives.base import Loss, Objective, Stage
 from tightrope.training.objectives.ibp_r import relaxation_area
+from tightrope.training.objectives.propagation import EVALUATION_MEMORY
 from tightrope.training.parsing import increasing, setting
 
 
@@ -130,6 +132,15 @@ class Layerwise(Objective):
             area = relaxation_area(boxes[model.graph.relus[self.next - 1]]).mean()
             value = value + kappa * self.area_weight * area
         return Loss(value, ~misclassified(logits.detach(), y))
+
+    def largest_batch(self, graph: Graph) -> int | None:
+        """Return how many samples to evaluate at a time, each with all its projections."""
+        groups = self.current if self.next is None else self.next
+        if groups < 2:  # bounds behind affine layers need none
+            return None
+        width = max(math.prod(node.shape) for node in graph.nodes[: graph.relus[groups - 1]])
+        # Values, what a layer makes of them, and their sizes; 4 bytes each.
+        return max(1, EVALUATION_MEMORY // (4 * 3 * self.colt.projections * groups * width))
 
     def bounds(self, graph: Graph, ball: Box) -> dict[int, Box]:
         """Estimate the boxes of the ReLUs' inputs, as far as they are looked at.
