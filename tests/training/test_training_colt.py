@@ -46,7 +46,7 @@ def test_projections_estimate_the_zonotope():
         torch.testing.assert_close(many[relu].radius, exact[before].radius)
         radii = torch.stack([found[relu].radius for found in drawn])
         assert (radii.std(0) > 0.03 * radii.mean(0)).all() == (relu != graph.relus[0])
-        torch.testing.assert_close(radii.mean(0), exact[before].radius, rtol=0.1, atol=0.0)
+        torch.testing.assert_close(radii.median(0).values, exact[before].radius, rtol=0.15, atol=0)
 
 
 def test_bounds_behind_affine_layers_are_exact_and_drawn_for_none():
