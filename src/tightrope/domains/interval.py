@@ -25,6 +25,7 @@ from tightrope.box import Box
 from tightrope.devices import launches
 from tightrope.domains.composites import difference_box, softmax_box, standardized_box
 from tightrope.domains.curves import function_box
+from tightrope.domains.distances import distance_box
 from tightrope.domains.products import matmul_box, product_box
 from tightrope.domains.relu_box import relu_box
 from tightrope.domains.rounding import around, cornered, down, growth, outward, summed, tiny, up
@@ -299,4 +300,5 @@ RULES: dict[type[ops.Op], Callable[..., Box]] = {
     ops.Step: step_box,
     ops.Where: choice_box,
     ops.ArgMax: place_box,
+    ops.Distance: distance_box,
 }

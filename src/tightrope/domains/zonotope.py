@@ -297,7 +297,7 @@ def by_intervals(op: ops.Op, *zonotopes: Zonotope, errors: Errors) -> Zonotope:
 
 # Operations for which `by_intervals` has to do.
 BY_INTERVALS: tuple[type[ops.Op], ...] = (
-    *(ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax),
+    *(ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax, ops.Distance),
 )
 
 RULES: dict[type[ops.Op], Callable[..., Any]] = {

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope.graph import ops, smooth, steps
+from tightrope.graph import distance, ops, smooth, steps
 from tightrope.graph.dense import convolve
 from tightrope.graph.rounding import ELEMENTARY, Rounded, growth, once, outwards, rearranged, summed
 
@@ -153,6 +153,7 @@ TABLE: dict[type[ops.Op], Row] = {
     ops.Step: Row(steps.step, steps.rounded_step),
     ops.Where: Row(steps.chosen, steps.rounded_choice),
     ops.ArgMax: Row(steps.place_of_largest, steps.rounded_place),
+    ops.Distance: Row(distance.value, distance.rounded),
 }
 
 

@@ -282,6 +282,18 @@ class ArgMax(Op):
     last: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Distance(Op):
+    """Distances `a_j = |x_j - w_j|` to each row of the weights, of samples of one dimension.
+
+    The value is `sum_i shares_i a_(i)` over the largest ones in falling order; no share is
+    negative. One share of 1 is the largest distance.
+    """
+
+    weight: Tensor
+    shares: Tensor
+
+
 ALL_OPS: tuple[type[Op], ...] = (
     Input,
     Linear,
@@ -313,4 +325,5 @@ ALL_OPS: tuple[type[Op], ...] = (
     Step,
     Where,
     ArgMax,
+    Distance,
 )

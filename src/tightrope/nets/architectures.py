@@ -7,12 +7,14 @@ first convolution (of each hidden layer in `mlp`); the other convolutions keep t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import nn
 
 from tightrope.errors import UserError
+from tightrope.nets.distance import Bias, Distance, FixedScale, MeanShift, Nearest
 from tightrope.nets.layers import Residual, Stack
 
 Convolution = tuple[int, int, int, int]  # channels in widths, kernel, stride, padding
@@ -65,6 +67,52 @@ def resnet(
     return stack.flatten().logits(num_classes)
 
 
+def distance_net(
+    input_shape: Sequence[int], num_classes: int, *, width: int, depth: int, keep: int = 100
+) -> nn.Sequential:
+    """Build `depth` layers of distances; `keep` is SortNet's share of kept inputs, in percent."""
+    layers, size = _distances(input_shape, width, depth - 1, keep)
+    last = Distance(size, num_classes, _share(keep) if depth > 1 else 1.0)
+    return nn.Sequential(*layers, last, Bias(num_classes), Nearest())
+
+
+def distance_mlp(
+    input_shape: Sequence[int], num_classes: int, *, width: int, depth: int, keep: int, hidden: int
+) -> nn.Sequential:
+    """Build `depth - 2` layers of distances and two linear ones with a tanh between them."""
+    if depth < 3:
+        raise UserError(f"depth of 'sortnet-mlp' counts two linear layers: at least 3, got {depth}")
+    layers, size = _distances(input_shape, width, depth - 2, keep)
+    head = (*_scaled_linear(size, hidden), nn.Tanh(), *_scaled_linear(hidden, num_classes))
+    return nn.Sequential(*layers, *head)
+
+
+def _scaled_linear(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    """Return a layer of standard normal weights, whose inputs are scaled instead of them."""
+    linear = nn.Linear(inputs, outputs)
+    nn.init.normal_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return FixedScale(inputs), linear
+
+
+def _distances(
+    input_shape: Sequence[int], width: int, count: int, keep: int
+) -> tuple[list[nn.Module], int]:
+    """Return hidden layers of distances, the first of which sees all inputs, and their width."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    size = math.prod(input_shape)
+    for i in range(count):
+        layers += [Distance(size, width, _share(keep) if i else 1.0), MeanShift(width)]
+        size = width
+    return layers, size
+
+
+def _share(keep: int) -> float:
+    if not 1 <= keep <= 100:
+        raise UserError(f"keep is a share of inputs in percent, from 1 to 100, got {keep}")
+    return keep / 100
+
+
 _CNN7 = ((1, 3, 1, 1), (1, 3, 1, 1), (2, 3, 2, 1), (2, 3, 1, 1))
 _CONVOLUTIONS: dict[str, tuple[Convolution, ...]] = {
     "cnn3": ((1, 5, 2, 2), (2, 4, 2, 1)),
@@ -80,4 +128,7 @@ BUILDERS: dict[str, Callable[..., nn.Sequential]] = {
     "mlp": mlp,
     **{name: partial(convolutional, found) for name, found in _CONVOLUTIONS.items()},
     "resnet": resnet,
+    "linf-dist": distance_net,
+    "sortnet": distance_net,
+    "sortnet-mlp": distance_mlp,
 }

@@ -31,6 +31,7 @@ class NetSpec:
     builder: Callable[..., nn.Sequential]
     description: str
     settings: Mapping[str, int | bool] | None = None
+    uniform: bool = False  # one deviation for all channels
 
     @property
     def arguments(self) -> dict[str, int | bool]:
@@ -44,11 +45,12 @@ class NetSpec:
         """Return all settings: the defaults, replaced by those that are given and not None."""
         resolved = self.arguments
         for name, value in given.items():
+            if value is None:
+                continue
             if name not in resolved:
                 takes = ", ".join(resolved)
                 raise UserError(f"network {self.name!r} takes no {name!r}; it takes: {takes}")
-            if value is not None:
-                resolved[name] = self._check(name, value, resolved[name])
+            resolved[name] = self._check(name, value, resolved[name])
         return resolved
 
     def _check(self, name: str, value: Any, default: int | bool) -> int | bool:
@@ -60,7 +62,10 @@ class NetSpec:
         return check_count(f"{name} of {self.name!r}", value, limit)
 
 
-NETS = {s.name: NetSpec(s.name, BUILDERS[s.name], s.description, s.arguments) for s in SUMMARIES}
+NETS = {
+    s.name: NetSpec(s.name, BUILDERS[s.name], s.description, s.arguments, s.uniform)
+    for s in SUMMARIES
+}
 
 
 def find(name: str) -> NetSpec:

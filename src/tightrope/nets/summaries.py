@@ -11,13 +11,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NetSummary:
-    """What `tightrope nets` shows of one network: sizes for MNIST, settings with their defaults."""
+    """What `tightrope nets` shows of one network: sizes for MNIST, settings with their defaults.
+
+    `uniform` networks normalise all channels by one deviation: a ball of one radius stays one.
+    """
 
     name: str
     layers: str
     parameters: int
     description: str
     arguments: dict[str, int | bool]
+    uniform: bool = False
 
 
 SUMMARIES = (
@@ -90,6 +94,30 @@ SUMMARIES = (
         304_554,
         "small residual net of `blocks` basic blocks",
         {"width": 16, "blocks": 3, "batch_norm": True},
+    ),
+    NetSummary(
+        "linf-dist",
+        "5 distance",
+        0,
+        "1-Lipschitz layers of l-infinity distances",
+        {"width": 1024, "depth": 5},
+        uniform=True,
+    ),
+    NetSummary(
+        "sortnet",
+        "5 distance",
+        0,
+        "linf-dist of sorted distances; `keep` percent in training",
+        {"width": 1024, "depth": 5, "keep": 70},
+        uniform=True,
+    ),
+    NetSummary(
+        "sortnet-mlp",
+        "3 distance + 2 linear",
+        0,
+        "sortnet with two linear layers at its end",
+        {"width": 1024, "depth": 5, "keep": 70, "hidden": 512},
+        uniform=True,
     ),
 )
 

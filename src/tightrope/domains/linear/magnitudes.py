@@ -83,6 +83,11 @@ def _reach(op: ops.Softmax, x: Tensor) -> Tensor:
     return widest.expand_as(x) if op.logarithm else torch.ones_like(x)
 
 
+def _distance(op: ops.Distance, x: Tensor) -> Tensor:
+    """No number is farther from a weight than the two absolute values together."""
+    return (x.amax(1, keepdim=True) + op.weight.abs().amax(1)) * op.shares.abs().sum()
+
+
 RULES: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Linear: _affine,
     ops.Conv2d: _affine,
@@ -113,4 +118,5 @@ RULES: dict[type[ops.Op], Callable[..., Tensor]] = {
     ops.Step: lambda op, x: x + 1,
     ops.Where: lambda op, c, a, b: torch.maximum(a, b),
     ops.ArgMax: lambda op, x: torch.full_like(x[..., 0], x.shape[-1]),
+    ops.Distance: _distance,
 }

@@ -275,7 +275,7 @@ def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[None
 
 # Operations for which `by_intervals` has to do.
 BY_INTERVALS: tuple[type[ops.Op], ...] = (
-    *(ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax),
+    *(ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax, ops.Distance),
 )
 
 RULES: dict[type[ops.Op], Callable[..., tuple[Coefficients | None, ...]]] = {

@@ -220,4 +220,5 @@ ENCODED = (ops.Relu, ops.LeakyRelu, ops.MaxPool)
 NOT_PIECEWISE_LINEAR = (
     *(ops.Sigmoid, ops.Tanh, ops.Function, ops.Mul, ops.MatMul),
     *(ops.Differences, ops.Softmax, ops.Standardize, ops.Step, ops.Where, ops.ArgMax),
+    ops.Distance,
 )

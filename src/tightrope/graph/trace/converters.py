@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.graph import ops
+from tightrope.graph.distance import DISTANCE
 from tightrope.graph.trace import (
     constants,
     contractions,
@@ -95,6 +96,13 @@ def _dropout(x: Value, p: float, train: bool) -> Any:
     return x
 
 
+def _distance(x: Value, weight: Tensor, shares: Tensor) -> Any:
+    refuse(isinstance(weight, Value), "a weight that depends on the input")
+    refuse(len(x.shape) != 1, f"samples of shape {x.shape}")
+    refuse(bool((shares < 0).any()), "a negative share")
+    return replace(apply(x, ops.Distance(weight, shares)), first_of_several=True)
+
+
 aten = torch.ops.aten
 
 CONVERTERS: dict[Any, Callable[..., Any]] = {
@@ -104,6 +112,7 @@ CONVERTERS: dict[Any, Callable[..., Any]] = {
     aten.relu: _activation(ops.Relu),
     aten.sigmoid: _activation(ops.Sigmoid),
     aten.tanh: _activation(ops.Tanh),
+    DISTANCE: _distance,
     aten.dropout: _dropout,
     aten.feature_dropout: _dropout,
     aten.alpha_dropout: _dropout,
