@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tightrope.graph import ops
+from tightrope.nets.distance import Distance
 
 if TYPE_CHECKING:
     from network_programs import Writer
@@ -111,6 +112,19 @@ def reduction(w: Writer) -> None:
     w.append(lambda x: function(x, dim=dims, keepdim=keep))
 
 
+def distance(w: Writer) -> None:
+    """Append distances to rows of weights, by the largest term or several."""
+    w.flatten()
+    layer = Distance(w.shape[0], w.integer(1, 6), w.choose(1.0, 0.5)).double()
+    layer.weight = nn.Parameter(w.numbers(*layer.weight.shape))
+    w.append(layer)
+
+
+def _distance_magnitude(op: ops.Distance, s: Tensor) -> Tensor:
+    farthest = s.amax(1, keepdim=True) + op.weight.abs().amax(1)
+    return farthest * op.shares.sum()
+
+
 # --- jumps ------------------------------------------------------------------------------------
 
 
@@ -141,6 +155,7 @@ def place(w: Writer) -> None:
 # Near a jump, a rounding error can have any effect.
 ANY = 1e30
 MAGNITUDES: dict[type[ops.Op], Callable[..., Tensor]] = {
+    ops.Distance: _distance_magnitude,
     ops.Step: lambda op, s: torch.full_like(s, ANY),
     ops.Where: lambda op, c, a, b: torch.full_like(a, ANY),
     ops.ArgMax: lambda op, s: torch.full_like(s[..., 0], ANY),

@@ -340,6 +340,7 @@ MOVES: dict[type[ops.Op], Callable[[Writer], None]] = {
     ops.Step: network_moves.step,
     ops.Where: network_moves.choice,
     ops.ArgMax: network_moves.place,
+    ops.Distance: network_moves.distance,
     ops.ConvTranspose2d: network_moves.conv_transpose,
     ops.Concat: _concat,
     ops.Sub: _sub,

@@ -29,6 +29,11 @@ class Rows:
         return slice(self.first, self.last)
 
     @property
+    def indices(self) -> Tensor:
+        """Their numbers in the batch."""
+        return torch.arange(self.first, self.last)
+
+    @property
     def share(self) -> float:
         """Their part of the batch."""
         return (self.last - self.first) / self.total

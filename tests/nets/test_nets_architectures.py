@@ -12,7 +12,9 @@ from torch import fx, nn
 from tightrope import nets
 from tightrope.errors import UserError
 from tightrope.nets.architectures import BUILDERS
+from tightrope.nets.distance import Distance
 
+DISTANCE_NETS = {"linf-dist", "sortnet", "sortnet-mlp"}
 MNIST, CIFAR, TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)
 
 
@@ -25,6 +27,9 @@ def layer_line(layer: nn.Module) -> str:
     if isinstance(layer, nn.Linear):
         assert layer.bias is not None
         return f"linear {layer.in_features}->{layer.out_features}"
+    if isinstance(layer, Distance):
+        outputs, inputs = layer.weight.shape
+        return f"distance {inputs}->{outputs} q{layer.keep}"
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
         assert layer.affine and layer.momentum == 0.1
         return f"bn{'1d' if isinstance(layer, nn.BatchNorm1d) else '2d'} {layer.num_features}"
@@ -33,7 +38,7 @@ def layer_line(layer: nn.Module) -> str:
 
 def weights_only(net: nn.Module) -> list[str]:
     lines = [layer_line(layer) for layer in net.modules()]
-    return [line for line in lines if line.startswith(("conv", "linear"))]
+    return [line for line in lines if line.startswith(("conv", "linear", "distance"))]
 
 
 def meta(*arguments, **settings) -> nn.Sequential:
@@ -96,6 +101,21 @@ TABLE = {
         "conv 32->128 k4 s2 p1",
         "linear 8192->250",
         "linear 250->10",
+    ],
+    ("linf-dist", MNIST): [
+        "distance 784->1024 q1.0",
+        *["distance 1024->1024 q1.0"] * 3,
+        "distance 1024->10 q1.0",
+    ],
+    ("sortnet", CIFAR): [
+        "distance 3072->1024 q1.0",
+        *["distance 1024->1024 q0.7"] * 3,
+        "distance 1024->10 q0.7",
+    ],
+    ("sortnet-mlp", MNIST): [
+        "distance 784->1024 q1.0",
+        *["distance 1024->1024 q0.7"] * 2,
+        *["linear 1024->512", "linear 512->10"],
     ],
     ("mlp", MNIST): ["linear 784->256", "linear 256->256", "linear 256->10"],
     ("resnet", CIFAR): [
@@ -160,7 +180,7 @@ def test_tinyimagenet_form_at_both_crops():
         assert lines[-2:] == [f"linear {128 * (side // 4) ** 2}->512", "linear 512->200"]
 
 
-@pytest.mark.parametrize("name", nets.net_names())
+@pytest.mark.parametrize("name", [n for n in nets.net_names() if n not in DISTANCE_NETS])
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_batchnorm_follows_every_layer_but_the_last(name, batch_norm):
     net = nets.build(name, MNIST, 10, width=2, batch_norm=batch_norm)
@@ -180,7 +200,7 @@ def test_default_of_batchnorm():
         for name in nets.net_names()
         if not any("bn" in layer_line(m) for m in meta(name, MNIST, 10).modules())
     }
-    assert without == {"convsmall", "convmed", "convmedbig"}
+    assert without == {"convsmall", "convmed", "convmedbig", *DISTANCE_NETS}
 
 
 @pytest.mark.parametrize("name", nets.net_names())
@@ -253,7 +273,7 @@ def test_normalisation_comes_first():
 @pytest.mark.parametrize("summary", nets.describe(), ids=lambda summary: summary.name)
 def test_what_is_listed_of_a_network_is_true(summary):
     net = meta(summary.name, MNIST, 10)
-    kinds = [(nn.Conv2d, "conv"), (nn.Linear, "linear")]
+    kinds = [(nn.Conv2d, "conv"), (Distance, "distance"), (nn.Linear, "linear")]
     counts = [(sum(isinstance(m, kind) for m in net.modules()), label) for kind, label in kinds]
     assert summary.layers == " + ".join(f"{count} {label}" for count, label in counts if count)
     assert summary.parameters == parameters(net)

@@ -10,24 +10,28 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import training_reference as reference
 from taught import teaching
-from torch import Tensor
+from torch import Tensor, nn
 
 from tightrope.errors import UserError
 from tightrope.graph import trace
+from tightrope.nets import Normalize
+from tightrope.nets.distance import Bias, Distance, MeanShift, Nearest
 from tightrope.training.assistance import assisted
 from tightrope.training.distributed import Group, joined
-from tightrope.training.objectives import METHODS, Loss, Objective
+from tightrope.training.objectives import METHODS, Loss, Objective, SortNet
 from tightrope.training.settings import Settings
 from tightrope.training.step import Step
 from tightrope.training.trainer import Trainer
 
 RADIUS, TARGET = 0.05, 0.2
+ON_RELUS = [name for name, method in METHODS.items() if not method.trains_distances]
 EVERYTHING = {
     "annealing": True,
     "regularizer_weight": 0.5,
@@ -72,7 +76,7 @@ HELPERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def cases() -> dict[str, tuple[Any, str, dict[str, Any]]]:
     """Return objective, network and options of each step by name."""
     made = {}
-    for method, kind in ((m, k) for m in METHODS for k in KINDS):
+    for method, kind in ((m, k) for m in ON_RELUS for k in KINDS):
         made[f"{method}, {kind}"] = (objective(method, KINDS[kind][0]), *KINDS[kind])
     for method, options in VARIANTS.items():
         made[f"{method} variant"] = (objective(method, **options), *KINDS["everything in parts"])
@@ -85,7 +89,36 @@ def cases() -> dict[str, tuple[Any, str, dict[str, Any]]]:
         )
     for number, stage in enumerate(METHODS["colt"](layers=(0, 1, 2), steps=3).stages):
         made[f"colt, stage {number}"] = (stage.objective, "plain", {"accumulate": 1 + number % 2})
+    for name, options in DISTANCES.items():
+        made[f"sortnet, {name}"] = (SortNet(**options), *DISTANCE_KINDS[name])
     return made
+
+
+def distance_net(head: Callable[[], list[nn.Module]]) -> nn.Sequential:
+    """Return two layers of distances that keep some inputs only, and what comes behind."""
+    torch.manual_seed(4)
+    first = (nn.Flatten(), Distance(32, 14), MeanShift(14), Distance(14, 9, 0.6), MeanShift(9))
+    return nn.Sequential(Normalize(0.4, 0.5), *first, *head()).double()
+
+
+NETS = {
+    **reference.NETS,
+    "distances": lambda: distance_net(lambda: [Distance(9, 3, 0.6), Bias(3), Nearest()]),
+    "head": lambda: distance_net(lambda: [nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 3)]),
+}
+# More samples than keep the same inputs together, and a power on its way up.
+DISTANCES: dict[str, dict[str, Any]] = {
+    "mixture": {},
+    "hinge": {"loss": "hinge", "mixing": 0.0, "end_mixing": 0.0},
+    "largest": {},
+    "head": {"loss": "head"},
+}
+DISTANCE_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixture": ("distances", {"progress": 0.3, "count": 70}),
+    "hinge": ("distances", {"progress": 0.1, "accumulate": 3, "count": 70}),
+    "largest": ("distances", {"progress": 1.0, "accumulate": 2, "count": 41}),
+    "head": ("head", {"progress": 0.2, "accumulate": 2, "count": 70}),
+}
 
 
 def objective(method: str, net: str = "norm", **options: Any) -> Any:
@@ -103,7 +136,7 @@ def step(case: tuple[Any, str, dict[str, Any]], group: Group | None) -> dict[str
     options = dict(options)
     count, annealing = options.pop("count", 7), options.pop("annealing", False)
     helpers = Settings.parse(options.pop("helpers", {}))
-    module = reference.NETS[net]()
+    module = NETS[net]()
     options |= {**teaching(method, net), "tightness_weight": helpers.tightness_weight}
     plain = Step(trace(module, reference.SHAPE), method, TARGET, group=group, **options)
     taken = assisted(plain, helpers, torch.optim.SGD(module.parameters(), 1e-2))

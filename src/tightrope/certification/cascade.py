@@ -24,6 +24,7 @@ from tightrope.certification.stages import STAGES, Examine, Stage, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.devices import forked_random
+from tightrope.domains import lipschitz
 from tightrope.precision import provable
 from tightrope.runs.examination import batch_seed
 from tightrope.runs.journal import Record
@@ -172,12 +173,15 @@ def solve(
     *,
     timeout: float = 60.0,
     seed: int = 0,
-    stages: Sequence[str] = DEFAULT_STAGES,
+    stages: Sequence[str] | None = None,
     choices: Choices = CHOICES,
 ) -> Answer:
     """Decide one problem within a number of seconds."""
     settings = replace(SINGLE_SETTINGS, choices=choices)
     subject = subject.for_rows(problem.unsafe.matrix, problem.unsafe.offset)
+    if stages is None:
+        own = ("lipschitz",) if lipschitz.applies(subject.graph) else ()
+        stages = (*own, *DEFAULT_STAGES)
     chosen = {name: STAGES[name] for name in stages}
     alone = replace(problem, label=None)  # every group of rows is attacked, not the worst one alone
     with forked_random(subject.device), provable():

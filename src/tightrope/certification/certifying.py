@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from tightrope.budget import PROVING_ADVICE, explaining_memory
-from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import CHOICES, check_choices, check_timeout
 from tightrope.certification.properties import PIXELS, Domain, parse_norm
 from tightrope.certification.session import Progress, Session
@@ -38,7 +37,7 @@ def certify(
     start: int = 0,
     domain: Domain = PIXELS,
     norm: float | str = "linf",
-    stages: Sequence[str] = DEFAULT_STAGES,
+    stages: Sequence[str] | None = None,
     timeout: float = 60.0,
     steps: int = 200,
     restarts: int = 5,
@@ -65,7 +64,8 @@ def certify(
     The radius is one of `norm`: linf, l2 or l1; a folder is about one of them. `eps` may be several
     radii: the `curve` of the result has the accuracies of each. What was interrupted continues;
     more samples and other radii add to it. Other settings, another network or other samples are an
-    error unless `force` discards what is there. `timeout` is how many seconds one sample may take;
+    error unless `force` discards what is there. `stages` are by default those for the kind of
+    network. `timeout` is how many seconds one sample may take;
     `steps` and `restarts` belong to the attack; `split`, `branching` and `cuts` to the search. A
     run in use is an error unless `wait` queues for it.
 
@@ -76,19 +76,22 @@ def certify(
     `shards/3-of-16` of the run folder or in `out`; `merge` joins them. `progress` gets the summary
     so far, at least after each batch.
     """
-    settings = _settings(stages, timeout, steps, restarts, seed, (split, branching, cuts))
+    settings = _settings(timeout, steps, restarts, seed, (split, branching, cuts))
+    if stages is not None:
+        _check_stages(stages)
     part = None if shard is None else Shard.parse(shard)
     if part is not None and engine == "ray":
         raise UserError("a shard is for machines without Ray: give either shard or engine ray")
     cluster = choose_engine(engine, address, gpus_per_task, jobs)
     wanted = Wanted(eps, samples, start, device, parse_norm(norm), part)
     with opened(run, data, out, domain, wanted, wait) as (source, lock):
+        chosen = source.usual_stages if stages is None else stages
+        settings = {"stages": list(chosen), **settings}
         session = Session(source, settings | source.settings, force, progress)
         return session.decide_all(jobs, lock, cluster)
 
 
 def _settings(
-    stages: Sequence[str],
     timeout: float,
     steps: int,
     restarts: int,
@@ -96,12 +99,10 @@ def _settings(
     chosen: tuple[str, str, str],
 ) -> dict[str, Any]:
     """Return the settings that verdicts depend on, after a look at them."""
-    _check_stages(stages)
     check_attack(steps, restarts, seed)
     check_timeout(timeout)
     choices = asdict(check_choices(*chosen))
     return {
-        "stages": list(stages),
         "timeout": float(timeout),
         "steps": steps,
         "restarts": restarts,

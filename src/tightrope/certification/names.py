@@ -3,6 +3,9 @@
 # All but `milp`: exact up to its solver's tolerances only, it has to be asked for.
 DEFAULT_STAGES = ("ibp", "quick", "crown-ibp", "crown", "attack", "alpha", "bab")
 
+# Of networks of distance layers, on which linear bounds are intervals and nothing can be split.
+DISTANCE_STAGES = ("lipschitz", "ibp", "quick", "attack")
+
 # What `tightrope attack` attacks with.
 SUITES = ("pgd", "autoattack")
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tightrope.certification.arguments import check_network, precision
 from tightrope.certification.deciding import OnnxContent, open_subject
+from tightrope.certification.names import DEFAULT_STAGES, DISTANCE_STAGES
 from tightrope.certification.properties import (
     PIXELS,
     Ball,
@@ -30,10 +31,12 @@ from tightrope.certification.properties import (
 )
 from tightrope.data import Dataset, read_test_samples, samples_of_pair
 from tightrope.devices import pick_device
+from tightrope.domains import lipschitz
 from tightrope.errors import UserError, shorten
 from tightrope.graph import Graph, trace
 from tightrope.graph.ops import Op
 from tightrope.limits import ONNX_BYTES
+from tightrope.nets.distance import Distance
 from tightrope.nets.onnx.check import evenly
 from tightrope.nets.onnx.importing import OnnxNetwork
 from tightrope.radius import Radius, parse_radii
@@ -91,6 +94,16 @@ class Source:
         if isinstance(self.network, Graph):
             return self.network.to(torch.device("cpu"))
         return copy.deepcopy(self.network).cpu()
+
+    @property
+    def usual_stages(self) -> tuple[str, ...]:
+        """The stages for this kind of network."""
+        parts = self.network.modules() if isinstance(self.network, nn.Module) else ()
+        graph = self.network if isinstance(self.network, Graph) else None
+        distances = any(isinstance(part, Distance) for part in parts)
+        if distances or (graph is not None and lipschitz.applies(graph)):
+            return DISTANCE_STAGES
+        return DEFAULT_STAGES
 
     @cached_property
     def neurons(self) -> int:

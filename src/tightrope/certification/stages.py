@@ -30,10 +30,11 @@ from tightrope.certification.search.inputs import splits_inputs
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.devices import launches
-from tightrope.domains import interval
+from tightrope.domains import interval, lipschitz
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import CROWN, CROWN_IBP, relax
+from tightrope.graph.graph import Rules
 from tightrope.precision import ROUNDING
 
 # Neurons whose bounds are held at a time: by one pass, and by a pass for each unstable neuron.
@@ -79,26 +80,44 @@ def ibp_stage(
     subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
 ) -> list[Answer]:
     """Prove by interval bounds, with every rounding error accounted for."""
+    return _forward_proofs(subject, problems, interval.RULES)
+
+
+def lipschitz_stage(
+    subject: Subject, problems: Open, settings: StageSettings, deadline: Deadline
+) -> list[Answer]:
+    """Prove that outputs are too far apart for distance layers to exchange them."""
+    if not lipschitz.applies(subject.exact):
+        return [undecided()] * len(problems)
+    return _forward_proofs(subject, problems, lipschitz.RULES)
+
+
+def _forward_proofs(subject: Subject, problems: Open, rules: Rules) -> list[Answer]:
+    """Prove by the boxes that one pass through the network gives."""
     if any(opened.problem.label is None for opened in problems):
-        return [proof(bound) for bound in _output_bounds(subject, problems)]
-    return [proof(bound) for part in _parts(subject, problems) for bound in _margins(subject, part)]
+        return [proof(bound) for bound in _output_bounds(subject, problems, rules)]
+    parts = _parts(subject, problems)
+    return [proof(bound) for part in parts for bound in _margins(subject, part, rules)]
 
 
 @torch.no_grad()
-def _margins(subject: Subject, problems: Open) -> list[float]:
-    """Bound the margins of samples by intervals."""
+def _margins(subject: Subject, problems: Open, rules: Rules) -> list[float]:
+    """Bound the margins of samples."""
     labels = [p.problem.label for p in problems]
     chosen = torch.tensor(labels, device=problems[0].problem.outer.lower.device)
-    margins, _ = interval.margins(subject.exact, _outer(problems), chosen, rounding=ROUNDING)
+    box = _outer(problems)
+    margins, _ = interval.margins(subject.exact, box, chosen, rounding=ROUNDING, rules=rules)
     worst = margins.scatter(1, chosen[:, None], torch.inf).amin(1)
     found: list[float] = torch.where(torch.isfinite(margins).all(1), worst, -torch.inf).tolist()
     return found
 
 
-def _output_bounds(subject: Subject, problems: Open) -> Iterator[float]:
-    """Bound any rows of the outputs by the intervals of the outputs."""
+def _output_bounds(subject: Subject, problems: Open, rules: Rules) -> Iterator[float]:
+    """Bound any rows of the outputs by the box of the outputs."""
+    box = _outer(problems)
     with torch.no_grad():
-        output, _ = interval.bounds(subject.exact, _outer(problems), rounding=ROUNDING)
+        output, _ = interval.bounds(subject.exact, box, rounding=ROUNDING, rules=rules)
+    output = Box(*output.corners)
     for i, opened in enumerate(problems):
         unsafe = opened.problem.unsafe
         rows = interval.row_bounds(output[i : i + 1], unsafe.matrix, rounding=ROUNDING)
@@ -328,6 +347,7 @@ def _parts(subject: Subject, problems: Open, most: int | None = None) -> Iterato
 
 
 STAGES: dict[str, Stage] = {
+    "lipschitz": Stage(lipschitz_stage),
     "ibp": Stage(ibp_stage),
     "quick": Stage(quick_stage, share=0.1),
     "crown-ibp": Stage(crown_ibp_stage, share=0.5),

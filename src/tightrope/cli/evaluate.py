@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import tightrope as tr
-from tightrope.certification.names import DEFAULT_STAGES, SUITES
+from tightrope.certification.names import DEFAULT_STAGES, DISTANCE_STAGES, SUITES
 from tightrope.cli.options import branching_option, cuts_option, engine_options, split_option
 from tightrope.cli.output import (
     console,
@@ -33,7 +33,7 @@ _steps = click.option("--steps", type=int, default=200, help="Attack steps.  [20
 _restarts = click.option("--restarts", type=int, default=5, help="Attack restarts.  [5]")
 _seed = click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
 _device = click.option("--device", help="cpu, cuda, mps or auto.  [the run's own]")
-_stages = ",".join(DEFAULT_STAGES)
+_usual = f"[{','.join(DEFAULT_STAGES)}; of distance layers {','.join(DISTANCE_STAGES)}]"
 _wait = click.option("--wait", is_flag=True, help="Wait while another command uses the run.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -92,7 +92,7 @@ def attack(run: Path, wait: bool, as_json: bool, **options: Any) -> None:
 @_norm
 @_samples
 @_start
-@click.option("--stages", default=_stages, help=f"Stages in order.  [{_stages}]")
+@click.option("--stages", help=f"Stages in order.  {_usual}")
 @click.option("--timeout", type=float, default=60.0, help="Seconds per sample.  [60]")
 @_steps
 @_restarts
@@ -111,7 +111,7 @@ def certify(
     run: Path,
     out: Path | None,
     domain: str | None,
-    stages: str,
+    stages: str | None,
     wait: bool,
     as_json: bool,
     **options: Any,
@@ -136,7 +136,7 @@ def certify(
             done = summary.verified + summary.falsified + summary.unknown
             update(done, summary.samples, f"certified {percent(summary.certified)}")
 
-        names = tuple(name.strip() for name in stages.split(","))
+        names = stages and tuple(name.strip() for name in stages.split(","))
         queue = wait and tell_waiting
         summary = tr.certify(run, out=out, stages=names, wait=queue, progress=progress, **options)
     if as_json:

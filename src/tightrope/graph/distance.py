@@ -103,9 +103,7 @@ def _can_compile(*tensors: Tensor) -> bool:
     return in_time(largest) and all(bool(t.isfinite().all()) for t in tensors)
 
 
-def _compiled(
-    above: Tensor, below: Tensor, weight: Tensor, count: int
-) -> tuple[Tensor, Tensor]:
+def _compiled(above: Tensor, below: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
     from tightrope.graph.distance_kernel import BLOCK, largest
 
     fill = (0, -weight.shape[1] % BLOCK)

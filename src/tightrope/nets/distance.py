@@ -17,6 +17,7 @@ from tightrope.graph.distance import distance
 TERMS = 10  # of a sort neuron: those behind hardly count
 MOMENTUM = 0.1  # of running means
 
+
 class Distance(nn.Module):
     """Distances to rows of weights.
 

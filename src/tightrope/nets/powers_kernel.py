@@ -85,9 +85,9 @@ def place_of(bits: Array, tops: Array) -> int:
 def farthest(
     x: Array, weight: Array, kept: tuple[Array, Array], values: Array, places: Array, room: Room
 ) -> None:
-    """Write the largest distances of `x` [samples, whole blocks] to the rows kept, and their places.
+    """Write the largest distances of `x` [samples, whole blocks] to rows, and their places.
 
-    `kept` are the numbers of the inputs and of the rows.
+    `kept` are the numbers of the inputs and of the rows that count.
     """
     inputs, outputs = kept
     for o in range(len(outputs)):
@@ -123,6 +123,11 @@ def point_out(
 @cache
 def loops(squares: int) -> tuple[Any, Any]:
     """Return the loops for powers `2 m 2^squares`: the distances and their gradients."""
+    return distance_loop(squares), gradient_loop(squares)
+
+
+def distance_loop(squares: int) -> Any:
+    """Return the loop that writes distances by powers `2 m 2^squares`."""
 
     @compiled
     def distances(
@@ -138,8 +143,7 @@ def loops(squares: int) -> tuple[Any, Any]:
         for o in range(len(outputs)):
             gather(row, weight[outputs[o]], inputs)
             for i in range(len(x)):
-                point = x[i]
-                measure(point, row, room.gaps, room.bits, room.tops)
+                measure(x[i], row, room.gaps, room.bits, room.tops)
                 peak = tops[width // BLOCK]
                 values[i, o] = peak
                 if peak == 0:
@@ -148,9 +152,10 @@ def loops(squares: int) -> tuple[Any, Any]:
                 for s in range(blocks):
                     if blocks > 1 and tops[s] < cut * peak:
                         continue
-                    x_here, row_here = point[s * step : s * step + step], row[s * step : s * step + step]
-                    for j in range(len(x_here)):
-                        gap = (x_here[j] - row_here[j]) * scale
+                    here = slice(s * step, s * step + step)
+                    xs, ws = x[i][here], row[here]
+                    for j in range(len(xs)):
+                        gap = (xs[j] - ws[j]) * scale
                         b = gap * gap
                         b = b if b > floor else floor
                         for _ in range(squares):
@@ -159,6 +164,16 @@ def loops(squares: int) -> tuple[Any, Any]:
                         more = one if m == 4 else (b if m == 5 else b2)
                         total += b2 * b2 * more * (b if m == 7 else one)
                 values[i, o] = peak * kind(total ** (1.0 / power))
+
+    return distances
+
+
+def gradient_loop(squares: int) -> Any:
+    """Return the loop that adds the gradients of distances by powers `2 m 2^squares`.
+
+    `known` are the distances and the gradients with respect to them; those of the points and of the
+    weights are added to `to`.
+    """
 
     @compiled
     def gradients(
@@ -171,8 +186,6 @@ def loops(squares: int) -> tuple[Any, Any]:
         room: Room,
     ) -> None:
         inputs, outputs = kept
-        values, grads = known
-        to_x, to_weight = to
         kind, width, row, slopes = x.dtype.type, x.shape[1], room.row, room.slopes
         power = 2 * m * 2**squares
         floor, cut = kind(2.0 ** (2 * LEAST / power)), kind(2.0 ** (COUNTED / power))
@@ -183,20 +196,20 @@ def loops(squares: int) -> tuple[Any, Any]:
             gather(row, weight[outputs[o]], inputs)
             slopes[:] = 0
             for i in range(len(x)):
-                factor, value, point, goal = grads[i, o], values[i, o], x[i], to_x[i]
+                factor, value, least = known[1][i, o], known[0][i, o], kind(0)
                 if factor == 0 or value == 0:
                     continue
-                scale, least = one / value, kind(0)
                 if blocks > 1:
-                    measure(point, row, room.gaps, room.bits, room.tops)
+                    measure(x[i], row, room.gaps, room.bits, room.tops)
                     least = cut * tops[width // BLOCK]
+                scale = one / value
                 for s in range(blocks):
                     if blocks > 1 and tops[s] < least:
                         continue
-                    x_here, row_here = point[s * step : s * step + step], row[s * step : s * step + step]
-                    g_here, slopes_here = goal[s * step : s * step + step], slopes[s * step : s * step + step]
-                    for j in range(len(x_here)):
-                        gap = (x_here[j] - row_here[j]) * scale
+                    here = slice(s * step, s * step + step)
+                    xs, ws, to_x, to_w = x[i][here], row[here], to[0][i][here], slopes[here]
+                    for j in range(len(xs)):
+                        gap = (xs[j] - ws[j]) * scale
                         b = gap * gap
                         b = b if b > floor else floor
                         gap *= factor
@@ -206,9 +219,9 @@ def loops(squares: int) -> tuple[Any, Any]:
                         b2 = b * b
                         more = one if m < 6 else (b if m == 6 else b2)
                         gap *= b2 * (b if m == 4 else b2) * more
-                        g_here[j] += gap
-                        slopes_here[j] -= gap
+                        to_x[j] += gap
+                        to_w[j] -= gap
             for j in range(len(inputs)):
-                to_weight[outputs[o], inputs[j]] += slopes[j]
+                to[1][outputs[o], inputs[j]] += slopes[j]
 
-    return distances, gradients
+    return gradients

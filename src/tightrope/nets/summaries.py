@@ -98,7 +98,7 @@ SUMMARIES = (
     NetSummary(
         "linf-dist",
         "5 distance",
-        0,
+        3_958_795,
         "1-Lipschitz layers of l-infinity distances",
         {"width": 1024, "depth": 5},
         uniform=True,
@@ -106,7 +106,7 @@ SUMMARIES = (
     NetSummary(
         "sortnet",
         "5 distance",
-        0,
+        3_958_795,
         "linf-dist of sorted distances; `keep` percent in training",
         {"width": 1024, "depth": 5, "keep": 70},
         uniform=True,
@@ -114,7 +114,7 @@ SUMMARIES = (
     NetSummary(
         "sortnet-mlp",
         "3 distance + 2 linear",
-        0,
+        3_429_898,
         "sortnet with two linear layers at its end",
         {"width": 1024, "depth": 5, "keep": 70, "hidden": 512},
         uniform=True,

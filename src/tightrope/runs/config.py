@@ -23,10 +23,11 @@ from tightrope.runs.found import Found
 # The names that training knows, in the order of the file; a test compares them.
 SETTINGS = (
     *("data", "data_dir", "train_samples", "validation"),
-    *("net", "width", "hidden", "depth", "blocks", "batch_norm", "normalize", "initialization"),
-    *("method", "teacher", "teacher_weights"),
+    *("net", "width", "hidden", "depth", "keep", "blocks", "batch_norm", "normalize"),
+    *("initialization", "method", "teacher", "teacher_weights"),
     *("eps", "train_eps", "epochs", "warmup_epochs", "annealing_epochs", "annealing"),
     *("batch_size", "accumulate", "optimizer", "learning_rate", "momentum", "weight_decay"),
+    *("beta2", "optimizer_eps", "decay"),
     *("decay_epochs", "decay_factor", "clip", "l1", "regularizer_weight", "natural_weight"),
     *("precise_bn", "average_from", "average_decay"),
     *("smoothing", "smoothing_sigma", "smoothing_pairs", "sam_rho", "edac_weight"),
@@ -80,6 +81,10 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "cap": ("cap", ("projections",)),
+    "sortnet": (
+        "sortnet",
+        ("loss", "mixing", "end_mixing", "ramp_start", "ramp_end", "scale_rate"),
+    ),
     "noise": ("noise", ("sigma",)),
 }
 # Settings that have an option of their own on the command line.

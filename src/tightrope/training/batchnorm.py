@@ -9,7 +9,7 @@ the running statistics.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 
 from tightrope.attacks import Network, for_points
+from tightrope.draws import own_rows
 from tightrope.errors import UserError
 from tightrope.graph import Graph, evaluate, ops
+from tightrope.training import distances
+from tightrope.training.distances import DistancePass
 from tightrope.training.distributed import Group
 
 
@@ -29,8 +32,9 @@ class FixedModel:
     `graph` computes bounds and is differentiable in the parameters; `frozen` is the same
     function without parameter gradients, for attacks; `logits` are the outputs on the clean
     batch `x`. `watched` are positions whose boxes the trainer wants back from the objective;
-    `progress` is the present radius as a share of the final one, and `teacher` the network that
-    methods which distil learn from, if there is one.
+    `progress` is the present radius as a share of the final one, or what the objective says it is;
+    `teacher` is the network that methods which distil learn from, if there is one. `values` are
+    those at some positions on the clean batch, in a pass of the objective's own.
     """
 
     def __init__(
@@ -41,12 +45,14 @@ class FixedModel:
         *,
         watched: tuple[int, ...] = (),
         progress: float = 1.0,
+        values: Mapping[int, Tensor] | None = None,
     ) -> None:
         self.graph = graph
         self.x = x
         self.watched = watched
         self.progress = progress
         self.teacher: Graph | None = None
+        self.values = values or {}
         if logits is not None:
             self.__dict__["logits"] = logits
 
@@ -67,12 +73,21 @@ def evaluation_model(graph: Graph, x: Tensor) -> FixedModel:
 
 
 def training_model(
-    graph: Graph, x: Tensor, group: Group | None = None, *, total: int | None = None
+    graph: Graph,
+    x: Tensor,
+    group: Group | None = None,
+    *,
+    total: int | None = None,
+    own_pass: DistancePass | None = None,
 ) -> FixedModel:
     """Run the clean pass over `x`, update running statistics, and fix every BatchNorm.
 
     With a group, `x` are this process's samples of `total`, whose statistics are taken.
     """
+    if own_pass is not None:
+        rows = (group.rows(total or len(x)) if group else own_rows(len(x))).indices
+        values = own_pass(graph, x, rows, total or len(x), group)
+        return FixedModel(graph, x, values[len(graph.nodes) - 1], values=values)
     statistics, logits = clean_pass(graph, x, group)
     if not statistics:
         return FixedModel(graph, x)
@@ -151,6 +166,9 @@ def precise_batchnorm(
     usable = (x for x, _ in batches if len(x) > 1)  # one sample has no variance
     for k, x in enumerate(usable, start=1):
         own = x if group is None else x[group.rows(len(x)).inside]
+        if distances.distance_layers(graph):
+            distances.average_means(graph, own, k, group)
+            continue
         update_running(graph, clean_pass(graph, own, group)[0], len(x), average=k)
 
 

@@ -52,7 +52,9 @@ def average_means(graph: Graph, x: Tensor, count: int, group: Group | None = Non
     shares = _count(torch.full((1,), len(x)), group)
 
     def shift(op: ops.Shift, value: Tensor) -> Tensor:
-        return means(op, value, shares) if op in means.shifts else evaluate.RULES[ops.Shift](op, value)
+        if op in means.shifts:
+            return means(op, value, shares)
+        return value - op.offset if op.subtract else value + op.offset
 
     graph.propagate({**evaluate.RULES, ops.Shift: shift}, x)
 
@@ -111,16 +113,12 @@ class _Batch:
 
     def _shift(self, op: ops.Shift, x: Tensor) -> Tensor:
         if op not in self.means.shifts:
-            return evaluate.RULES[ops.Shift](op, x)
+            return x - op.offset if op.subtract else x + op.offset
         layer = self.means.shifts[op]
         reader = self.readers.get(layer)
         counts = torch.zeros(x.shape[1])
-        for size, outputs in zip(
-            self.sizes,
-            [slice(None)] * len(self.sizes) if reader is None else self.kept[reader],
-            strict=True,
-        ):
-            counts[outputs] += size
+        for part, size in enumerate(self.sizes):
+            counts[... if reader is None else self.kept[reader][part]] += size
         return self.means(op, x, counts.to(x))
 
 

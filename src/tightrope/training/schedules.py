@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -49,3 +50,8 @@ class RadiusSchedule:
 def learning_rate(base: float, epoch: int, decay_epochs: Sequence[int], factor: float) -> float:
     """Return the learning rate of an epoch: multiplied by `factor` at each decay epoch."""
     return base * factor ** sum(epoch >= decay for decay in decay_epochs)
+
+
+def cosine(base: float, time: float) -> float:
+    """Return the learning rate when that part of a training is done: it falls to zero."""
+    return base * (1 + math.cos(math.pi * time)) / 2

@@ -47,7 +47,8 @@ class Settings:
     net: str = setting("cnn3", parsing.text, "architecture, see `tightrope nets`")
     width: int | None = setting(None, _count, "channels of the first layer")
     hidden: int | None = setting(None, _count, "neurons of the hidden linear layer")
-    depth: int | None = setting(None, _count, "hidden layers of `mlp`")
+    depth: int | None = setting(None, _count, "hidden layers of `mlp`, all of distance nets")
+    keep: int | None = setting(None, _count, "inputs that `sortnet` keeps in training, in percent")
     blocks: int | None = setting(None, _count, "blocks of `resnet`")
     batch_norm: bool | None = setting(None, parsing.optional(parsing.flag), "use BatchNorm")
     normalize: bool | None = setting(
@@ -55,8 +56,8 @@ class Settings:
     )
     initialization: str | None = setting(
         None,
-        parsing.optional(parsing.choice("shi", "default", "teacher")),
-        "shi, default (torch's own) or teacher (its weights)",
+        parsing.optional(parsing.choice("shi", "default", "teacher", "identity")),
+        "shi, default (the layers' own), teacher (its weights) or identity (of distance layers)",
     )
     method: str = setting("ibp", parsing.text, "training method, see `tightrope methods`")
     teacher: str | None = setting(
@@ -88,6 +89,15 @@ class Settings:
     momentum: float = setting(0.9, parsing.number(0, maximum=1), "momentum of sgd")
     weight_decay: float = setting(
         0.0, parsing.number(0, maximum=_LARGEST), "weight decay of the optimiser"
+    )
+    beta2: float = setting(
+        0.999, parsing.number(0, maximum=1), "decay of squared gradients in Adam's family"
+    )
+    optimizer_eps: float = setting(
+        1e-8, parsing.number(0, strict=True, maximum=1), "least denominator in Adam's family"
+    )
+    decay: str = setting(
+        "steps", parsing.choice("steps", "cosine"), "how the rate falls: in steps, or to zero"
     )
     decay_epochs: tuple[int, ...] | None = setting(
         None, parsing.optional(parsing.increasing), "epochs (of a stage) at which the rate drops"
@@ -229,6 +239,22 @@ class Settings:
             raise UserError("accumulate must not exceed batch_size")
         if stages := len(self.objective().stages):
             self._check_stages(stages, ramp)
+        self._check_distances()
+
+    def _check_distances(self) -> None:
+        """Refuse what is for distance layers only, and what is not for them."""
+        if not self.method_class.trains_distances:
+            if self.initialization == "identity":
+                raise UserError("initialization = identity is for distance layers (sortnet) only")
+            return
+        if self.initialization == "shi":
+            raise UserError(f"initialization = shi is for ReLUs: {self.method} takes identity")
+        for name in ("smoothing", "sam_rho", "edac_weight"):
+            if getattr(self, name):
+                raise UserError(
+                    f"{name} goes through a batch more than once, and {self.method} draws other "
+                    "inputs each time: leave it out"
+                )
 
     def _check_stages(self, stages: int, ramp: int) -> None:
         """Refuse what does not go with stages, each at one radius."""

@@ -39,11 +39,15 @@ class Plan:
         return self.place(epoch)[0] == len(self.stages) - 1
 
     def progress(self, epoch: int, iteration: int, iterations: int) -> float | None:
-        """Return how much of its stage's mixing is done before an iteration of an epoch."""
+        """Return how much of its stage's mixing is done before an iteration of an epoch.
+
+        Without mixing, objectives may have a ramp of their own.
+        """
         number, since = self.place(epoch)
         share = self.stages[number].mix
         if share is None:
-            return None
+            time = since + iteration / iterations
+            return self.stages[number].objective.ramp(time, self.epochs)
         mixing = share * self.epochs * iterations
         done = since * iterations + iteration
         return 1.0 if done >= mixing else done / mixing

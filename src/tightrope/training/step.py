@@ -24,6 +24,7 @@ from tightrope.training.batchnorm import (
     training_model,
     update_running,
 )
+from tightrope.training.distances import DistancePass
 from tightrope.training.distributed import Group, own_rows
 from tightrope.training.objectives import Loss, Objective
 from tightrope.training.parts import PartGradients, parameters_of
@@ -90,10 +91,15 @@ class Step:
         _backward(value)
         return _result(model, y, radius, loss, value)
 
+    @property
+    def _own_pass(self) -> DistancePass | None:
+        return self.objective.own_pass(self.graph, 1.0 if self.progress is None else self.progress)
+
     def _model(self, x: Tensor, total: int | None = None) -> FixedModel:
         """Return the network with the statistics of this batch, of which `x` may be a part."""
         if self.statistics is None:
-            return training_model(self.graph, x, self.group, total=total)
+            own_pass = self._own_pass
+            return training_model(self.graph, x, self.group, total=total, own_pass=own_pass)
         return FixedModel(fix(self.graph, self.statistics), x)
 
     def add_l1(self) -> None:
@@ -184,18 +190,16 @@ class Step:
         and are sent through the clean pass in the end: exactly the gradient of the whole.
         """
         total, slices = len(x), list(_slices(len(x), self.accumulate))
+        rows = torch.arange(total)
         if self.group is not None:
-            x, y = (_own_parts(t, slices, self.group) for t in (x, y))
-        statistics: Statistics = {}
-        logits = None
-        if self.statistics is None:
-            statistics, logits = clean_pass(self.graph, x, self.group)
-            update_running(self.graph, statistics, total)
+            x, y, rows = (_own_parts(t, slices, self.group) for t in (x, y, rows))
+        statistics, outputs = self._whole_pass(x, rows, total)
         leaves = {
             i: (m.detach().requires_grad_(), v.detach().requires_grad_())
             for i, (m, v) in statistics.items()
         }
-        output = None if logits is None else logits.detach().requires_grad_()
+        ends = {i: value.detach().requires_grad_() for i, value in outputs.items()}
+        last = len(self.graph.nodes) - 1
 
         def parts() -> Iterator[tuple[FixedModel, Tensor, float]]:
             end = 0
@@ -203,23 +207,37 @@ class Step:
                 with own_rows(self.group, part.stop - part.start) as rows:
                     inside = slice(end, end := end + rows.last - rows.first)
                     fixed = fix(self.graph, self.statistics or leaves)
-                    clean = None if output is None else output[inside]
-                    yield FixedModel(fixed, x[inside], clean), y[inside], len(y[inside]) / total
+                    values = {i: value[inside] for i, value in ends.items()}
+                    model = FixedModel(fixed, x[inside], values.get(last), values=values)
+                    yield model, y[inside], len(y[inside]) / total
 
         regularizer = self._linear_regularizer(parts(), radius, weight) if weight else _zero
-        ends = [t for pair in leaves.values() for t in pair] + ([] if output is None else [output])
-        gradients = PartGradients([*parameters_of(self.graph), *ends], self.group)
+        inputs = [t for pair in leaves.values() for t in pair] + [*ends.values()]
+        gradients = PartGradients([*parameters_of(self.graph), *inputs], self.group)
         results = []
         for model, labels, share in parts():
             loss, extra = self._losses(model, labels, radius, weight, regularizer)
             gradients.add(loss, extra, 1 - self.natural_weight, share)
             results.append(_result(model, labels, radius, loss, loss.value))
         value = gradients.finish()
-        _send_back(statistics, leaves, logits, output)
+        live = [t for pair in statistics.values() for t in pair] + [*outputs.values()]
+        _send_back(live, inputs)
         robust = [r.robust for r in results if r.robust is not None]
         return StepResult(
             len(x), value * len(x), sum(r.natural for r in results), sum(robust) if robust else None
         )
+
+    def _whole_pass(
+        self, x: Tensor, rows: Tensor, total: int
+    ) -> tuple[Statistics, dict[int, Tensor]]:
+        """Run the clean pass over the whole batch, and update running statistics."""
+        if self.statistics is not None:
+            return {}, {}
+        if own_pass := self._own_pass:
+            return {}, own_pass(self.graph, x, rows, total, self.group)
+        statistics, logits = clean_pass(self.graph, x, self.group)
+        update_running(self.graph, statistics, total)
+        return statistics, {} if logits is None else {len(self.graph.nodes) - 1: logits}
 
     def _linear_regularizer(
         self, parts: Iterable[tuple[FixedModel, Tensor, float]], radius: float, weight: float
@@ -288,17 +306,13 @@ def _result(model: FixedModel, y: Tensor, radius: float, loss: Loss, value: Tens
     return StepResult(len(y), seen[0] * len(y), natural, robust)
 
 
-def _send_back(
-    statistics: dict[int, tuple[Tensor, Tensor]],
-    leaves: Statistics,
-    logits: Tensor | None,
-    output: Tensor | None,
-) -> None:
-    live = [t for pair in statistics.values() for t in pair]
-    seen = [t.grad for pair in leaves.values() for t in pair]
-    if logits is not None and output is not None:
-        live, seen = [*live, logits], [*seen, output.grad]
-    pairs = [(t, g) for t, g in zip(live, seen, strict=True) if g is not None and t.requires_grad]
+def _send_back(live: Iterable[Tensor], leaves: Iterable[Tensor]) -> None:
+    """Send the gradients of leaves through what they were cut off from."""
+    pairs = [
+        (t, leaf.grad)
+        for t, leaf in zip(live, leaves, strict=True)
+        if leaf.grad is not None and t.requires_grad
+    ]
     if pairs:
         tensors, gradients = zip(*pairs, strict=True)
         torch.autograd.backward(tensors, gradients)

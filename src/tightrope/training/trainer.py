@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,10 +21,10 @@ from tightrope.training.averaging import WeightAverage
 from tightrope.training.batchnorm import FixedModel, evaluation_model, precise_batchnorm
 from tightrope.training.checkpoints import Checkpoint, epoch_seed
 from tightrope.training.distributed import Group, own_rows
-from tightrope.training.initialization import initialize
+from tightrope.training.initialization import initialize, pass_on
 from tightrope.training.memory import reuse_freed_memory
 from tightrope.training.objectives import Objective, Stage
-from tightrope.training.schedules import RadiusSchedule, learning_rate
+from tightrope.training.schedules import RadiusSchedule, cosine, learning_rate
 from tightrope.training.settings import Settings
 from tightrope.training.stages import Plan, freeze
 from tightrope.training.step import Step, StepResult
@@ -100,6 +100,7 @@ class Trainer:
         self.device, self.settings, self.group = device, settings, group
         self.objective = objective
         self.graph = trace(self.module, input_shape)
+        objective.check_layers(self.graph)
         objective.check(self.graph)
         self.plan = Plan.of(objective, settings.epochs)
         if settings.tightness_weight:
@@ -109,7 +110,9 @@ class Trainer:
             initialize(self.graph)
         elif settings.initialization == "teacher" and teacher is not None:
             self.module.load_state_dict(teacher.state_dict())
-        self.optimizer = make_optimizer(self.module, settings)
+        elif settings.initialization == "identity":
+            pass_on(self.graph)
+        self.optimizer = self._make_optimizer()
         self.average = WeightAverage(self.module, settings.average_from, settings.average_decay)
         self.finished = 0
         self.best = -1.0
@@ -159,7 +162,7 @@ class Trainer:
         settings, started = self.settings, time.perf_counter()
         number, since = self.plan.place(epoch)
         if number and not since:
-            self.optimizer = make_optimizer(self.module, settings)
+            self.optimizer = self._make_optimizer()
         stage = self.plan.stages[number]
         rate = self._set_learning_rate(since, stage)
         schedule = radius_schedule(settings, len(batches))
@@ -169,6 +172,8 @@ class Trainer:
         self.module.train()
         for i, (x, y) in enumerate(batches):
             radius = stage.radius * schedule(epoch * len(batches) + i)
+            if settings.decay == "cosine":
+                self._set_learning_rate(since, stage, i / len(batches))
             step = replace(step, progress=self.plan.progress(epoch, i, len(batches)))
             helped = assisted(step, settings, self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)
@@ -181,8 +186,12 @@ class Trainer:
             totals.add(result)
             if progress is not None:
                 progress.step(epoch, i, result, radius)
-        averaged = epoch + 1 == settings.epochs and self.average.apply()
-        if settings.precise_bn or averaged:
+        last = epoch + 1 == settings.epochs
+        averaged = last and self.average.apply()
+        # What was trained is not what is evaluated: its means are of use when that is looked at.
+        shifted = self.objective.trains_distances and self._settled(epoch)
+        shifted = shifted and (last or settings.select != "last")
+        if settings.precise_bn or averaged or shifted:
             precise_batchnorm(self.graph, batches, self.group)
         if self.group is not None:
             self.group.check_draws()
@@ -197,6 +206,15 @@ class Trainer:
             "robust": None if totals.robust is None else totals.robust / totals.samples,
             "seconds": time.perf_counter() - started,
         }
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        return make_optimizer(self.module, self.settings, self.objective.groups(self.graph))
+
+    def _settled(self, epoch: int) -> bool:
+        """Return whether an epoch began with the objective's ramp behind it."""
+        number, since = self.plan.place(epoch)
+        ramp = self.plan.stages[number].objective.ramp(since, self.plan.epochs)
+        return self.plan.in_last_stage(epoch) and (ramp is None or ramp >= 1)
 
     def _make_step(self, stage: Stage, annealing: bool) -> Step:
         s = self.settings
@@ -215,12 +233,16 @@ class Trainer:
             tightness_weight=s.tightness_weight,
         )
 
-    def _set_learning_rate(self, epoch: int, stage: Stage) -> float:
+    def _set_learning_rate(self, epoch: int, stage: Stage, done: float = 0.0) -> float:
+        """Set the rate of an epoch of a stage, of which that part is done."""
         s = self.settings
         rate = stage.rate * s.learning_rate
-        rate = learning_rate(rate, epoch, s.decay_epochs or (), s.decay_factor)
+        if s.decay == "cosine":
+            rate = cosine(rate, (epoch + done) / self.plan.epochs)
+        else:
+            rate = learning_rate(rate, epoch, s.decay_epochs or (), s.decay_factor)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("share", 1.0)
         return rate
 
     def _validate(self, epoch: int, radius: float, batches: BatchSource | None) -> dict[str, Any]:
@@ -250,7 +272,7 @@ class Trainer:
             assert self.settings.train_eps is not None
             reachable = float(min(self.settings.eps, self.settings.train_eps))
             full = record["validation_radius"] >= reachable or robust is None
-            score = score if full and self.plan.in_last_stage(record["epoch"]) else -1.0
+            score = score if full and self._settled(record["epoch"]) else -1.0
             selected = score > self.best or (self.best < 0 and score < 0)
             self.best = max(self.best, score)
         if selected:
@@ -328,13 +350,24 @@ def radius_schedule(settings: Settings, iterations: int) -> RadiusSchedule:
     return RadiusSchedule(float(settings.train_eps), start, end, settings.annealing)  # type: ignore[arg-type]
 
 
-def make_optimizer(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Return the optimiser that the settings name."""
+def make_optimizer(
+    module: nn.Module,
+    settings: Settings,
+    own: Mapping[Tensor, Mapping[str, float]] | None = None,
+) -> torch.optim.Optimizer:
+    """Return the optimiser that the settings name; some parameters have settings of their `own`."""
     parameters = list(module.parameters())
     shared: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if any(map(launches, parameters)):
         shared["foreach"] = True  # one launch for all parameters
+    groups: list[dict[str, Any]] = []
+    for parameter in parameters:
+        special = (own or {}).get(parameter, {})
+        if not groups or {k: v for k, v in groups[-1].items() if k != "params"} != special:
+            groups.append({"params": [], **special})
+        groups[-1]["params"].append(parameter)
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, momentum=settings.momentum, **shared)
+        return torch.optim.SGD(groups, momentum=settings.momentum, **shared)
+    shared |= {"betas": (0.9, settings.beta2), "eps": settings.optimizer_eps}
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam}
-    return kinds[settings.optimizer](parameters, **shared)
+    return kinds[settings.optimizer](groups, **shared)

@@ -28,7 +28,7 @@ from tightrope.training.teachers import load_teacher
 from tightrope.training.trainer import Progress, Trainer
 from tightrope.version import versions
 
-NETWORK_ARGUMENTS = ("width", "hidden", "depth", "blocks", "batch_norm")
+NETWORK_ARGUMENTS = ("width", "hidden", "depth", "blocks", "batch_norm", "keep")
 # Settings that a command says even if they are the default.
 MAIN = ("data", "net", "method", "eps", "epochs", "seed")
 EVALUATION_BATCH = 1000
@@ -227,7 +227,7 @@ class _Session:
             settings.net,
             self.data.input_shape,
             self.data.num_classes,
-            (self.data.mean, self.data.std) if self.settings.normalize else None,
+            self._statistics() if self.settings.normalize else None,
             arguments,
         )
         self.settings, teacher = load_teacher(self.settings, self.architecture)
@@ -248,6 +248,12 @@ class _Session:
         if group is not None:
             group.check_batch(self.batch_size, self.settings.accumulate)
         self.history: list[dict[str, Any]] = []
+
+    def _statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the mean and the deviation of the data; one of them for some networks."""
+        mean, std = tuple(self.data.mean), tuple(self.data.std)
+        uniform = nets.find(self.settings.net).uniform
+        return mean, (sum(std) / len(std),) if uniform else std
 
     @property
     def batch_size(self) -> int:

@@ -29,7 +29,7 @@ from tightrope.graph.trace import (
     steps,
     windows,
 )
-from tightrope.graph.values import Value, apply, refuse
+from tightrope.graph.values import Apply, Value, apply, refuse
 
 # --- affine layers --------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ def _distance(x: Value, weight: Tensor, shares: Tensor) -> Any:
     refuse(isinstance(weight, Value), "a weight that depends on the input")
     refuse(len(x.shape) != 1, f"samples of shape {x.shape}")
     refuse(bool((shares < 0).any()), "a negative share")
-    return replace(apply(x, ops.Distance(weight, shares)), first_of_several=True)
+    return Apply((x,), (ops.Distance(weight, shares),), first_of_several=True)
 
 
 aten = torch.ops.aten

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tightrope.errors import UserError
 from tightrope.files import write_bytes
+from tightrope.nets.distance import Distance
 from tightrope.nets.messages import one_line
 from tightrope.nets.registry import check_shape
 
@@ -38,6 +39,9 @@ def export_onnx(module: nn.Module, input_shape: Sequence[int], path: str | Path)
     _require_packages()
     path, shape = Path(path), check_shape(input_shape)
     network = copy.deepcopy(module).cpu().eval().requires_grad_(False)
+    for part in network.modules():
+        if isinstance(part, Distance):
+            part.composed = True
     batches = _random_batches(network, shape)
     outputs = [_run(network, batch) for batch in batches]
     content = _to_onnx(network, batches[1])

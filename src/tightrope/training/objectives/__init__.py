@@ -22,13 +22,14 @@ from tightrope.training.objectives.multi_pgd import MultiPGD
 from tightrope.training.objectives.noise import Noise
 from tightrope.training.objectives.pgd import PGD
 from tightrope.training.objectives.sabr import SABR
+from tightrope.training.objectives.sortnet import SortNet
 from tightrope.training.objectives.standard import Standard
 from tightrope.training.objectives.staps import STAPS
 from tightrope.training.objectives.taps import TAPS
 
 _ALL = (
     *(Standard, PGD, MultiPGD, IBP, SABR, TAPS, STAPS, MTLIBP, CCIBP, EXPIBP, IBPR, CROWNIBP),
-    *(ADCERT, CCDist, ARoW, MART, COLT, DiffAI, CAP, Noise),
+    *(ADCERT, CCDist, ARoW, MART, COLT, DiffAI, CAP, SortNet, Noise),
 )
 METHODS: dict[str, type[Objective]] = {method.name: method for method in _ALL}
 
@@ -74,6 +75,7 @@ __all__ = [
     "MultiPGD",
     "Noise",
     "Objective",
+    "SortNet",
     "Stage",
     "Standard",
     "find_method",

@@ -12,9 +12,11 @@ from torch import Tensor
 from tightrope.attacks import worst_margin
 from tightrope.box import Box
 from tightrope.domains import interval
-from tightrope.graph import Graph
+from tightrope.errors import UserError
+from tightrope.graph import Graph, ops
 from tightrope.graph.graph import Rules
 from tightrope.training.batchnorm import FixedModel
+from tightrope.training.distances import DistancePass
 from tightrope.training.parsing import parse_setting
 
 
@@ -86,7 +88,8 @@ class Objective:
     under which its options appear in the settings, by default its own; `annealing_share` the part
     of the epochs over which the radius grows if nothing is said (None: two sevenths for methods
     that propagate boxes, else none). `guarantee` is what tables group methods by; `needs_teacher`
-    says that it learns from `model.teacher`.
+    says that it learns from `model.teacher`, and `trains_distances` that it is for distance layers
+    and for nothing else.
     """
 
     name: ClassVar[str]
@@ -94,6 +97,7 @@ class Objective:
     propagates_boxes: ClassVar[bool] = False
     guarantee: ClassVar[Guarantee] = Guarantee.DETERMINISTIC
     needs_teacher: ClassVar[bool] = False
+    trains_distances: ClassVar[bool] = False
     section: ClassVar[str]
     annealing_share: ClassVar[float | None] = None
 
@@ -134,8 +138,30 @@ class Objective:
         """The interval rules with which the method propagates boxes."""
         return interval.RULES
 
+    def ramp(self, time: float, epochs: int) -> float | None:
+        """Return what `model.progress` is after that many epochs, if not the radius' share."""
+        return None
+
+    def own_pass(self, graph: Graph, progress: float) -> DistancePass | None:
+        """Return how the clean batch is computed, if not as it is evaluated."""
+        return None
+
+    def groups(self, graph: Graph) -> dict[Tensor, dict[str, float]]:
+        """Return settings of the optimiser for single parameters; `share` is that of the rate."""
+        return {}
+
     def check(self, graph: Graph) -> None:
         """Refuse networks that the method cannot train."""
+
+    def check_layers(self, graph: Graph) -> None:
+        """Refuse distance layers to methods that are not for them, and the other way round."""
+        has_distances = any(isinstance(node.op, ops.Distance) for node in graph.nodes)
+        if has_distances and not self.trains_distances:
+            raise UserError(f"{self.name} cannot train distance layers: set method = sortnet")
+        if self.trains_distances and not has_distances:
+            raise UserError(
+                f"{self.name} trains distance layers: set net to linf-dist, sortnet or sortnet-mlp"
+            )
 
     def largest_batch(self, graph: Graph) -> int | None:
         """Return how many samples to evaluate at a time; None: as many as one likes."""
