@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # the table below, for those who read types
     from tightrope.training.objectives import MultiPGD as MultiPGD
     from tightrope.training.objectives import Noise as Noise
     from tightrope.training.objectives import Objective as Objective
+    from tightrope.training.objectives import SortNet as SortNet
     from tightrope.training.objectives import Standard as Standard
     from tightrope.training.training import train as train
 
@@ -99,7 +100,7 @@ _HOMES = {
     "training.objectives": (
         *("CCIBP", "CROWNIBP", "EXPIBP", "IBP", "IBPR", "MTLIBP", "PGD", "SABR", "STAPS", "TAPS"),
         *("ADCERT", "ARoW", "CAP", "CCDist", "COLT", "DiffAI", "Loss", "MART", "MultiPGD"),
-        *("Noise", "Objective", "Standard"),
+        *("Noise", "Objective", "SortNet", "Standard"),
     ),
     "training.training": ("train",),
 }

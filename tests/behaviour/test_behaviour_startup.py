@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 import pytest
 
-from tightrope.certification.names import DEFAULT_STAGES
+from tightrope.certification.names import DEFAULT_STAGES, DISTANCE_STAGES
 from tightrope.certification.stages import STAGES
 from tightrope.cli.main import COMMANDS, cli
 
@@ -123,7 +123,9 @@ def test_completion_offers_every_command() -> None:
 
 
 def test_stages_are_named_as_they_are() -> None:
-    assert tuple(name for name in STAGES if name not in ("milp", "autoattack")) == DEFAULT_STAGES
+    others = ("lipschitz", "milp", "autoattack")
+    assert tuple(name for name in STAGES if name not in others) == DEFAULT_STAGES
+    assert tuple(name for name in STAGES if name in DISTANCE_STAGES) == DISTANCE_STAGES
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

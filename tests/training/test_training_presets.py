@@ -39,8 +39,10 @@ def input_of(dataset: str) -> tuple[tuple[int, ...], int]:
 @functools.cache
 def narrow_graph(net: str, shape: tuple[int, ...], batch_norm: bool) -> Graph:
     """Return a network with one channel: the splits are those of the wide one."""
-    sizes = {k: 1 for k in nets.find(net).arguments if k in ("width", "hidden")}
-    return trace(nets.build(net, shape, 3, batch_norm=batch_norm, **sizes), shape)
+    arguments = nets.find(net).arguments
+    given = {k: 1 for k in arguments if k in ("width", "hidden")}
+    given |= {"batch_norm": batch_norm} if "batch_norm" in arguments else {}
+    return trace(nets.build(net, shape, 3, **given), shape)
 
 
 def radius_of(setting: str) -> Fraction:
@@ -72,7 +74,8 @@ def test_the_families_are_complete():
     everything |= {f"laptop/{s}-cnn3-{m}" for s in SETTINGS[:2] for m in more}
     everything |= {"laptop/mnist-0.1-cnn3-noise"}
     everything |= {f"colt/{s}" for s in SETTINGS[2:4]}
-    everything |= {f"laptop/{s}-colt" for s in SETTINGS[:2]}
+    everything |= {f"laptop/{s}-{m}" for s in SETTINGS[:2] for m in ("colt", "sortnet")}
+    everything |= {f"sortnet/{s}" for s in SETTINGS[:4]}
     everything |= {f"laptop/{s}-{m}" for s in SETTINGS[:2] for m in ("diffai", "cap")}
     everything |= {f"diffai/{s}" for s in SETTINGS[:3]}
     everything |= {f"cap/{s}" for s in (SETTINGS[0], *SETTINGS[2:4])}
@@ -83,6 +86,8 @@ def test_the_families_are_complete():
         "equal-budget-ibp",
         "equal-budget-taps",
         *(f"paper/tiny-{m}" for m in ("ibp", "pgd", "sabr", "taps", "staps")),
+        *(f"sortnet/linf-dist-{s}" for s in SETTINGS[:4]),
+        *(f"sortnet/mlp-{s}" for s in SETTINGS[2:]),
     }
 
 
@@ -121,7 +126,7 @@ def test_the_name_is_true(name):
     assert settings.method == (match["method"] or match["family"])
     if match["net"]:
         assert settings.net == match["net"]
-    elif match["family"] not in ("ibp-r", "colt", "diffai", "cap", "laptop"):  # their own
+    elif match["family"] not in ("ibp-r", "colt", "diffai", "cap", "laptop", "sortnet"):
         assert settings.net in ("cnn7", "cnn7-tin")
         assert network_arguments(name) == nets.find(settings.net).arguments
     first = text_of(name).splitlines()[0]
@@ -149,7 +154,7 @@ def test_crops_and_normalisation(name):
     if settings.data != "mnist":
         assert settings.normalize is True
     elif family in ("expressive", "laptop", "cap"):
-        assert settings.normalize is False
+        assert settings.normalize is (settings.method == "sortnet")
     elif settings.method == "sabr" and not name.startswith("paper/tiny"):
         assert settings.normalize is (family == "ctbench")
     else:

@@ -76,22 +76,20 @@ def certify(
     `shards/3-of-16` of the run folder or in `out`; `merge` joins them. `progress` gets the summary
     so far, at least after each batch.
     """
-    settings = _settings(timeout, steps, restarts, seed, (split, branching, cuts))
-    if stages is not None:
-        _check_stages(stages)
+    settings = _settings(stages, timeout, steps, restarts, seed, (split, branching, cuts))
     part = None if shard is None else Shard.parse(shard)
     if part is not None and engine == "ray":
         raise UserError("a shard is for machines without Ray: give either shard or engine ray")
     cluster = choose_engine(engine, address, gpus_per_task, jobs)
     wanted = Wanted(eps, samples, start, device, parse_norm(norm), part)
     with opened(run, data, out, domain, wanted, wait) as (source, lock):
-        chosen = source.usual_stages if stages is None else stages
-        settings = {"stages": list(chosen), **settings}
-        session = Session(source, settings | source.settings, force, progress)
+        chosen = {"stages": list(source.usual_stages if stages is None else stages)}
+        session = Session(source, chosen | settings | source.settings, force, progress)
         return session.decide_all(jobs, lock, cluster)
 
 
 def _settings(
+    stages: Sequence[str] | None,
     timeout: float,
     steps: int,
     restarts: int,
@@ -99,6 +97,8 @@ def _settings(
     chosen: tuple[str, str, str],
 ) -> dict[str, Any]:
     """Return the settings that verdicts depend on, after a look at them."""
+    if stages is not None:
+        _check_stages(stages)
     check_attack(steps, restarts, seed)
     check_timeout(timeout)
     choices = asdict(check_choices(*chosen))
