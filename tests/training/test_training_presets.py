@@ -18,6 +18,7 @@ from tightrope.training.objectives import METHODS
 from tightrope.training.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+OWN_NETS = ("colt", "sortnet", "diffai", "cap")
 SCHEDULES = {  # epochs, epochs at radius 0, ramp, decays, batch
     "mnist": (70, 0, 20, (50, 60), 256),
     "cifar10": (160, 1, 80, (120, 140), 128),
@@ -72,11 +73,9 @@ def test_the_families_are_complete():
     everything |= {f"laptop/{group}-{m}" for group in groups for m in benchmarked}
     more = ("cc-ibp", "exp-ibp", "ibp-r", "ad-cert", "cc-dist", "arow", "mart")
     everything |= {f"laptop/{s}-cnn3-{m}" for s in SETTINGS[:2] for m in more}
-    everything |= {"laptop/mnist-0.1-cnn3-noise"}
-    everything |= {f"colt/{s}" for s in SETTINGS[2:4]}
-    everything |= {f"laptop/{s}-{m}" for s in SETTINGS[:2] for m in ("colt", "sortnet")}
+    everything |= {"laptop/mnist-0.1-cnn3-noise", *(f"colt/{s}" for s in SETTINGS[2:4])}
     everything |= {f"sortnet/{s}" for s in SETTINGS[:4]}
-    everything |= {f"laptop/{s}-{m}" for s in SETTINGS[:2] for m in ("diffai", "cap")}
+    everything |= {f"laptop/{s}-{m}" for s in SETTINGS[:2] for m in OWN_NETS}
     everything |= {f"diffai/{s}" for s in SETTINGS[:3]}
     everything |= {f"cap/{s}" for s in (SETTINGS[0], *SETTINGS[2:4])}
     assert set(NAMED) == everything
@@ -126,7 +125,7 @@ def test_the_name_is_true(name):
     assert settings.method == (match["method"] or match["family"])
     if match["net"]:
         assert settings.net == match["net"]
-    elif match["family"] not in ("ibp-r", "colt", "diffai", "cap", "laptop", "sortnet"):
+    elif match["family"] not in ("ibp-r", "laptop", *OWN_NETS):
         assert settings.net in ("cnn7", "cnn7-tin")
         assert network_arguments(name) == nets.find(settings.net).arguments
     first = text_of(name).splitlines()[0]
