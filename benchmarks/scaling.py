@@ -3,10 +3,12 @@
     python benchmarks/scaling.py --measure RUN --out FOLDER   # measures seconds per sample of a run
     python benchmarks/scaling.py --out FOLDER                 # simulates with what was measured
 
-It says nothing about hardware: a worker is a worker. The scheduler is the class that runs on Ray
-(`tightrope.parallel.scheduler`) with a simulated clock; workers take the measured seconds of CPU
-(drawn anew, with a fixed seed), messages a few milliseconds. Batches are the unit of the common
-stages; a worker that is asked gives away half of the samples that wait, or half of its search.
+The folder of the documentation is docs/results/scaling. It says nothing about hardware: a worker
+is a worker. The scheduler is the class that runs on Ray (`tightrope.parallel.scheduler`) with a
+simulated clock; workers take the measured seconds of CPU (drawn anew, with a fixed seed), messages
+a few milliseconds. Batches are the unit of the common stages; a worker that is asked gives away
+half of the samples that wait, or half of its search. Samples of larger networks take longer, so
+everything is simulated again as if each had taken ten and a hundred times as long.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from tightrope.parallel.scheduler import Scheduler
 from tightrope.waiting import sleep_while_waiting
 
 WORKERS = (1, 3, 10, 30, 100, 300, 1000)
-SAMPLES, BATCHES = 10_000, (500, 50)
+SAMPLES, BATCHES = 10_000, (500, 50)  # the largest and the smallest batch of `certify`
+SCALES = (1, 10, 100)  # times as long as measured
 LATENCY = 0.005  # seconds that a message takes
 GLANCE = 0.25  # seconds between two looks at who is idle, as on Ray
 ROUND = 0.2  # seconds between two looks at wishes, in a search
@@ -160,14 +163,16 @@ class Simulation:
         self.scheduler.add(worker.number, [item])
 
 
-def drawn(measured: dict[str, list[float]], batch: int) -> list[Item]:
-    """Draw samples from those measured, in batches."""
+def drawn(
+    measured: dict[str, list[float]], batch: int, scale: float = 1.0, samples: int = SAMPLES
+) -> list[Item]:
+    """Draw samples from those measured, in batches, as if each took `scale` times as long."""
     dice = random.Random(0)
     pairs = list(zip(measured["common"], measured["alone"], strict=True))
-    chosen = [dice.choice(pairs) for _ in range(SAMPLES)]
+    chosen = [dice.choice(pairs) for _ in range(samples)]
     return [
-        Item(sum(c for c, _ in part), [a for _, a in part if a > 0])
-        for part in (chosen[i : i + batch] for i in range(0, SAMPLES, batch))
+        Item(scale * sum(c for c, _ in part), [scale * a for _, a in part if a > 0])
+        for part in (chosen[i : i + batch] for i in range(0, samples, batch))
     ]
 
 
@@ -178,18 +183,33 @@ MODES = {
 }
 
 
+# What the documentation says of a thousand workers, by names.
+THOUSAND = (
+    ("alone", "batches only", 50),
+    ("samples", "samples shared", 50),
+    ("searches", "searches shared, too", 50),
+    ("large", "searches shared, too", 500),
+)
+
+
+def is_last(row: dict[str, object], mode: str, batch: int) -> bool:
+    """Whether a row is about the most workers, in this mode."""
+    return (row["workers"], row["mode"], row["batch"]) == (WORKERS[-1], mode, batch)
+
+
 def simulate(measured: dict[str, list[float]]) -> list[dict[str, object]]:
+    """Return a row for each case."""
     rows: list[dict[str, object]] = []
-    for batch in BATCHES:
-        for mode, (samples, searches) in MODES.items():
-            for workers in WORKERS:
-                items = drawn(measured, batch)
-                work = sum(item.seconds for item in items)
-                took = Simulation(items, workers, samples=samples, searches=searches).run()
-                use = work / (workers * took)
-                row = {"batch": batch, "mode": mode, "workers": workers, "seconds": round(took, 1)}
-                rows.append({**row, "utilisation": round(use, 4)})
-                print(f"batch {batch:3}  {mode:22} {workers:5} workers {took:9.1f} s  {use:6.1%}")
+    cases = itertools.product(SCALES, BATCHES, MODES.items(), WORKERS)
+    for scale, batch, (mode, (samples, searches)), workers in cases:
+        items = drawn(measured, batch, scale)
+        work = sum(item.seconds for item in items)
+        took = Simulation(items, workers, samples=samples, searches=searches).run()
+        use = work / (workers * took)
+        row = {"scale": scale, "batch": batch, "mode": mode, "workers": workers}
+        rows.append({**row, "seconds": round(took, 1), "utilisation": round(use, 4)})
+        where = f"{scale:3} times as long  batch {batch:3}  {mode:22} {workers:5} workers"
+        print(f"{where} {took:9.1f} s  {use:6.1%}")
     return rows
 
 
@@ -223,17 +243,23 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, places = pyplot.subplots(1, len(BATCHES), figsize=(9, 3.4), sharey=True)
-    for place, batch in zip(places, BATCHES, strict=True):
+    size = len(BATCHES), len(SCALES)
+    figure, places = pyplot.subplots(*size, figsize=(9, 5.6), sharex=True, sharey=True)
+    for place, (batch, scale) in zip(places.flat, itertools.product(BATCHES, SCALES), strict=True):
         for mode in MODES:
-            chosen = [r for r in rows if (r["batch"], r["mode"]) == (batch, mode)]
+            case = (scale, batch, mode)
+            chosen = [r for r in rows if (r["scale"], r["batch"], r["mode"]) == case]
             counts = [r["workers"] for r in chosen]
-            place.plot(counts, [r["utilisation"] for r in chosen], marker="o", label=mode)
+            place.plot(counts, [r["utilisation"] for r in chosen], marker="o", ms=3, label=mode)
         place.axhline(0.8, color="grey", linestyle=":")
-        place.set(xscale="log", xlabel="workers (simulated)", title=f"batches of {batch}")
-        place.set_ylim(0, 1.03)
-    places[0].set_ylabel("utilisation")
-    places[0].legend(loc="lower left")
+        long = "as measured" if scale == 1 else f"{scale} times as long"
+        place.set(xscale="log", title=f"batches of {batch}, {long}", ylim=(0, 1.03))
+        place.title.set_size(9)
+    for place in places[-1]:
+        place.set_xlabel("workers (simulated)")
+    for place in places[:, 0]:
+        place.set_ylabel("utilisation")
+    places[0, 0].legend(loc="lower left", fontsize=7)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
@@ -263,6 +289,10 @@ def main() -> None:
             "common": sum(numbers[1]) / len(numbers[1]),
             "longest": max(numbers[0]),
             "run": measured["run"],
+        },
+        "thousand": {
+            name: {f"{r['scale']}": r["utilisation"] for r in rows if is_last(r, mode, batch)}
+            for name, mode, batch in THOUSAND
         },
         "rows": rows,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -53,6 +54,41 @@ def test_certifying_goes_on_where_ctrl_c_stopped_it(commands: Commands, run: Pat
     assert lines(journal)[: len(done)] == done
     assert len(lines(journal)) == 2000
     assert not temporary_files(run)
+
+
+def test_merging_goes_on_where_ctrl_c_stopped_it(
+    commands: Commands, run: Path, tmp_path: Path
+) -> None:
+    options = ("--samples", "60", "--eps", "0.03", "--steps", "20", "--restarts", "1")
+    for shard in ("1/2", "2/2"):
+        assert commands.run("certify", run, *options, "--shard", shard).code == 0
+    whole = shutil.copytree(run, tmp_path / "whole")
+    assert commands.run("merge", whole).code == 0
+    for change in (1, 3, 6, 9):  # the lock, counterexamples, the summary, the journal
+        moment = Moment("change", change, signal.SIGINT)
+        outcome = commands.run("merge", run, cwd=run, moment=moment)
+        assert_interrupted(outcome.code, outcome.err)
+        assert len(lines(run / "certification.jsonl")) in (0, 60)
+    assert commands.run("merge", run).code == 0
+    assert merged(run) == merged(whole)
+    assert not temporary_files(run)
+
+
+def merged(run: Path) -> dict[str, bytes]:
+    """Return what `merge` writes."""
+    points = {path.name: path.read_bytes() for path in (run / "counterexamples").iterdir()}
+    assert points
+    names = ("certification.jsonl", "certification.json")
+    return {**points, **{name: (run / name).read_bytes() for name in names}}
+
+
+def test_ctrl_c_in_smoothing_leaves_nothing(commands: Commands, run: Path) -> None:
+    before = {path.name for path in run.iterdir()}
+    moment = Moment("change", 1, signal.SIGINT, calls=5000)  # after the lock
+    outcome = commands.run("smooth", run, "--samples", "50", cwd=run, moment=moment)
+    assert_interrupted(outcome.code, outcome.err)
+    assert {path.name for path in run.iterdir()} - before <= {".tightrope.lock"}
+    assert commands.run("smooth", run, "--samples", "5", "--draws", "50").code == 0
 
 
 @pytest.mark.parametrize("module", ["tightrope.runs", "torch", "torch.nn.functional"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ from tightrope.parallel.on_ray import run_on_ray
 from tightrope.study.runner import carry_out_all
 
 TIMES = ("seconds", "times")
+ASKED: dict[str, Any] = {"stages": ("ibp", "attack"), "steps": 5, "restarts": 2}
 SETTINGS = {name: value for name, value in TWO.items() if name != "taps"}
 
 
@@ -43,8 +45,13 @@ def listening() -> list[str]:
     return sorted(found)
 
 
+def journal(folder: Path) -> list[str]:
+    path = folder / "certification.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
 def records(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "certification.jsonl").open()]
+    lines = map(json.loads, journal(folder))
     return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
 
 
@@ -66,9 +73,8 @@ def kill_when_busy(cluster: Cluster, node: Any, killed: list[int]) -> None:
 def lost_node(scratch: Path) -> dict[str, Any]:
     """Certify on two nodes, of which one is killed in the middle."""
     session.BATCH = 2
-    options: dict[str, Any] = {"stages": ("ibp", "attack"), "steps": 5, "restarts": 2}
     alone, run = certifiable_run(scratch / "alone"), certifiable_run(scratch / "run")
-    tr.certify(alone, **options)
+    tr.certify(alone, **ASKED)
     gated.folder().mkdir()
     session.Decider = gated.Gated  # type: ignore[misc]
     head = {"num_cpus": 1, "include_dashboard": False}
@@ -88,7 +94,7 @@ def lost_node(scratch: Path) -> dict[str, Any]:
     killer.start()
     shown: list[int] = []
     where = {"engine": "ray", "address": cluster.address}
-    summary = tr.certify(run, **where, jobs=2, progress=lambda s: shown.append(s.open), **options)
+    summary = tr.certify(run, **where, jobs=2, progress=lambda s: shown.append(s.open), **ASKED)
     killer.join()
     found = {
         "listening": listening(),
@@ -102,6 +108,60 @@ def lost_node(scratch: Path) -> dict[str, Any]:
         "shown": shown,
     }
     ray.shutdown()
+    cluster.shutdown()
+    return found
+
+
+def drive(folder: Path) -> dict[str, Any]:
+    """Be a driver that is killed: certify on the cluster whose address is in the environment."""
+    session.BATCH = 2
+    session.Decider = gated.Gated  # type: ignore[misc]
+    where = {"engine": "ray", "address": os.environ["CLUSTER"], "jobs": 2}
+    return {"complete": tr.certify(tr.Run(folder), **where, **ASKED).complete}
+
+
+def lost_driver(scratch: Path) -> dict[str, Any]:
+    """Kill a driver when both workers have a second batch in hand; then go on with another one."""
+    session.BATCH = 2
+    alone, run = certifiable_run(scratch / "alone"), certifiable_run(scratch / "run")
+    tr.certify(alone, **ASKED)
+    gated.folder().mkdir()
+    head = {"num_cpus": 2, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    variables = {**os.environ, "CLUSTER": cluster.address}
+    driver = subprocess.Popen([sys.executable, __file__, "drive", run.folder], env=variables)
+    end = time.monotonic() + PATIENCE
+    while len(list(gated.folder().iterdir())) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    while len(journal(run.folder)) < 4 and time.monotonic() < end:
+        time.sleep(0.05)
+    waiting = gated.pids("*")
+    driver.kill()
+    driver.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in waiting) and time.monotonic() < end:
+        time.sleep(0.05)
+    before, left = journal(run.folder), [p for p in waiting if Path(f"/proc/{p}").exists()]
+    given: list[str] = []
+    give = session.Session.give
+
+    def counted(self: Any, item: Any) -> Any:
+        given.append(str(item))
+        return give(self, item)
+
+    session.Session.give = counted  # type: ignore[method-assign]
+    summary = tr.certify(run, engine="ray", address=cluster.address, jobs=2, **ASKED)
+    found = {
+        "left": left,
+        "waiting": len(waiting),
+        "before": before,
+        "after": journal(run.folder),
+        "given": given,
+        "records": records(run.folder),
+        "expected": records(alone.folder),
+        "points": [p.name for p in sorted(run.counterexamples.iterdir())],
+        "expected_points": [p.name for p in sorted(alone.counterexamples.iterdir())],
+        "complete": summary.complete,
+    }
     cluster.shutdown()
     return found
 
@@ -170,7 +230,7 @@ def studies(scratch: Path) -> dict[str, Any]:
     }
 
 
-CASES = {"lost_node": lost_node, "tasks": tasks, "parts": parts, "studies": studies}
+CASES = {case.__name__: case for case in (lost_node, lost_driver, drive, tasks, parts, studies)}
 
 if __name__ == "__main__":
     result = CASES[sys.argv[1]](Path(sys.argv[2]))

@@ -58,6 +58,18 @@ def test_a_node_is_killed_in_the_middle(tmp_path: Path) -> None:
     assert found["complete"] and found["shown"][-1] == 0
 
 
+def test_the_driver_is_killed_in_the_middle(tmp_path: Path) -> None:
+    found = outcome("lost_driver", tmp_path / "scratch")
+    assert found["waiting"] == 2 and not found["left"]  # workers end with their driver
+    before, after = found["before"], found["after"]
+    assert 4 <= len(before) < 10 and after[: len(before)] == before  # nothing again, nothing lost
+    assert len(found["given"]) == 5 - len(before) // 2
+    by_index = sorted(found["records"], key=lambda record: record["index"])
+    assert [record["index"] for record in by_index] == list(range(10))
+    assert by_index == sorted(found["expected"], key=lambda record: record["index"])
+    assert found["points"] == found["expected_points"] and found["complete"]
+
+
 @pytest.mark.slow
 def test_items_that_workers_die_of(tmp_path: Path) -> None:
     found = outcome("tasks", tmp_path / "scratch")

@@ -127,7 +127,9 @@ class Scheduler(Generic[Worker, Item]):
         """Return those who should share: one for each idle worker that is left."""
         if not self.shares or not self.idle or self.waiting:
             return []
-        asked = sum(turn.asked for turn in self.busy.values())
+        missing = len(self.idle) - sum(turn.asked for turn in self.busy.values())
+        if missing <= 0:
+            return []
         soonest = self.clock() - SETTLED_SECONDS
         several = [
             (self.size(turn.item), -turn.began, worker)
@@ -135,7 +137,7 @@ class Scheduler(Generic[Worker, Item]):
             if not turn.asked and turn.began <= soonest
         ]
         several.sort(key=lambda one: one[:2], reverse=True)
-        chosen = [worker for *_, worker in several[: max(len(self.idle) - asked, 0)]]
+        chosen = [worker for *_, worker in several[:missing]]
         for worker in chosen:
             self.busy[worker].asked = True
         return chosen
