@@ -259,7 +259,7 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
         place.set_xlabel("workers (simulated)")
     for place in places[:, 0]:
         place.set_ylabel("utilisation")
-    places[0, 0].legend(loc="lower left", fontsize=7)
+    places[-1, -1].legend(loc="lower left", fontsize=7)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
@@ -288,6 +288,7 @@ def main() -> None:
             "alone": sum(numbers[0]) / len(numbers[0]),
             "common": sum(numbers[1]) / len(numbers[1]),
             "longest": max(numbers[0]),
+            "ideal": SAMPLES * sum(map(sum, numbers)) / len(numbers[0]) / WORKERS[-1],
             "run": measured["run"],
         },
         "thousand": {
