@@ -184,6 +184,10 @@ REFUSED = {
         (1, 3), [node("Where", "m x c", "w"), node("Relu", "w")],
         {"m": np.array([True, False, True]), "c": -INF}, "minus infinity",
     ),
+    "minus infinity at the end": (
+        (1, 3), [node("Where", "m x c")],
+        {"m": np.array([True, False, True]), "c": -INF}, "is minus infinity at some places",
+    ),
     "nothing left": (
         (1, 3), [node("Where", "m x c", "w"), node("Softmax", "w")],
         {"m": np.array([False] * 3), "c": -INF}, "nothing but minus infinity",

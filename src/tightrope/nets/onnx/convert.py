@@ -121,6 +121,8 @@ class _Conversion:
             result = self.results.get(output)
             if not isinstance(result, Value):
                 raise UserError(f"the output {short(output)} does not depend on the input")
+            if result.hidden is not None:
+                raise UserError(f"the output {short(output)} is minus infinity at some places")
             found.append(result)
         return self.builder.finish(found)
 

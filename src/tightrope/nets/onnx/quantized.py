@@ -16,6 +16,7 @@ def _grid(call: Call, value: Value) -> tuple[Array, Array]:
     scale, zero = call.constant(1), call.constant(2)
     assert scale is not None
     refuse(bool(call.get("block_size", 0)), "block_size")
+    refuse(zero is None and bool(call.get("output_dtype", 0)), "output_dtype without a zero")
     refuse(not bool((scale > 0).all()), "scales that are not positive")
     if zero is None:
         zero = np.zeros(scale.shape, np.uint8)
