@@ -22,6 +22,8 @@ from tightrope.certification.search import shared
 from tightrope.certification.stages import STAGES, Stage, StageSettings
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
+from tightrope.domains.branches.bounder import GraphBounder
+from tightrope.domains.branches.subproblems import Branches
 from tightrope.limits import MEMORY_BYTES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -228,3 +230,13 @@ def test_no_point_outside_of_the_box_refutes(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(shared, "attack_goal", far)
     answers = searched(subject, samples(subject, "0.06"))
     assert all(a.verdict is not Verdict.FALSIFIED for a in answers)
+
+
+def test_only_strict_bounds_prove(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(self: GraphBounder, problems: Branches) -> Tensor:
+        return torch.full((len(problems),), -1e-12, dtype=torch.float64)
+
+    subject = subject_of()
+    monkeypatch.setattr(GraphBounder, "strict", nothing)
+    answers = searched(subject, samples(subject, "0.01"))
+    assert all(a.verdict is not Verdict.VERIFIED for a in answers)

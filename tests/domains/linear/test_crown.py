@@ -295,7 +295,7 @@ def test_linear_bounds_that_are_not_numbers_are_no_bounds(
     monkeypatch.setattr(
         crown._Tightening,
         "_lower_bounds",
-        lambda self, sign, owner, place: torch.full((len(place),), bad, dtype=torch.float64),
+        lambda self, sign, owner, place, _: torch.full((len(place),), bad, dtype=torch.float64),
     )
     found = relax(graph, box, effort=CROWN, rounding=EPS)
     for i, bounds in intervals.boxes.items():

@@ -76,9 +76,11 @@ def test_values_behind_masks_get_no_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     places: list[int] = []
     plain = crown._Tightening._lower_bounds
 
-    def counted(self: crown._Tightening, sign: float, owner: Tensor, place: Tensor) -> Tensor:
+    def counted(
+        self: crown._Tightening, sign: float, owner: Tensor, place: Tensor, stop: int
+    ) -> Tensor:
         places.append(self.target)
-        return plain(self, sign, owner, place)
+        return plain(self, sign, owner, place, stop)
 
     monkeypatch.setattr(crown._Tightening, "_lower_bounds", counted)
     found = relax(graph, box, effort=CROWN, rounding=ROUNDING)

@@ -82,8 +82,9 @@ class Relaxation:
         lines: Mapping[int, Lines] | None = None,
         slopes: Mapping[int, Tensor] | None = None,
         activation: ActivationRule | None = None,
+        stop: int = 0,
     ) -> Form:
-        """Pull linear functions of a node back to the input.
+        """Pull linear functions of a node back to the input, or to the node at `stop`.
 
         Lower slopes of unstable neurons may be given per row, or another rule for activations.
         """
@@ -96,15 +97,23 @@ class Relaxation:
             activation=activation or partial(pull_activation, slopes=slopes),
             magnitudes=self.terms if self.rounding else None,
             rounding=self.rounding,
+            stop=stop,
         )
 
     def lower(
-        self, target: int, rows: Coefficients, *, slopes: Mapping[int, Tensor] | None = None
+        self,
+        target: int,
+        rows: Coefficients,
+        *,
+        slopes: Mapping[int, Tensor] | None = None,
+        stop: int = 0,
     ) -> Tensor:
         """Return lower bounds of linear functions of a node, one per row, some rows at a time."""
         parts = rows.split(self.rows_at_once(target)) if slopes is None else [rows]
         bounds = [
-            self.pull(target, part, slopes=slopes).minimum(self.box, rounding=self.rounding)
+            self.pull(target, part, slopes=slopes, stop=stop).minimum(
+                self.box, rounding=self.rounding
+            )
             for part in parts
         ]
         return bounds[0] if len(bounds) == 1 else torch.cat(bounds)

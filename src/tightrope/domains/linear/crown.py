@@ -40,6 +40,9 @@ APART = (*MOVES, ops.Shift, ops.Scale, ops.BatchNorm)
 DIFFERENCES = 1 << 10  # that are bounded one by one
 CACHE = 1 << 22  # bytes of windows at a time: they are looked at many times, and fast in a cache
 JUMPS = (ops.Step, ops.Where, ops.ArgMax)
+# Layers over which signs are looked for first; one in so many neurons tells if that is worth it: if
+# no more than that share stays undecided.
+SHORT, FURTHER, TRIED, UNDECIDED = (2, 6), 3, 16, 0.5
 WORK = 2e11  # multiply-adds that optimising the slopes of one layer may take
 
 
@@ -272,6 +275,11 @@ def _refined(found: Relaxation, i: int, effort: Effort, bounds: Box) -> Box:
     return Refining(own, i, effort.iterations).of(bounds, left)
 
 
+def _open_sign(bounds: Box) -> Tensor:
+    """Return where zero lies between the bounds."""
+    return (bounds.lower <= 0) & (bounds.upper >= 0)
+
+
 def _many(node: Node) -> bool:
     """Return whether there are so many differences that those of bounds have to do."""
     return isinstance(node.op, ops.Differences) and math.prod(node.shape) > DIFFERENCES
@@ -296,7 +304,31 @@ class _Tightening:
     signs: bool  # whether nobody needs more than a sign
 
     def of(self, bounds: Box, needs: Tensor) -> Box:
-        """Intersect interval bounds with linear ones where they are needed."""
+        """Intersect interval bounds with linear ones where they are needed.
+
+        A sign that linear bounds over the last few layers show need not be looked for any further.
+        """
+        passed = sorted((i for i in self.found.lines if i < self.target), reverse=True)
+        for depth in SHORT if self.signs else ():
+            if len(passed) > depth + FURTHER and needs.any():
+                bounds, needs = self._by_the_last(passed[depth], bounds, needs)
+        return self._within(0, bounds, needs)
+
+    def _by_the_last(self, stop: int, bounds: Box, needs: Tensor) -> tuple[Box, Tensor]:
+        """Bound numbers over what lies behind the node at `stop`; return what is needed still.
+
+        A few of them say first whether that decides enough.
+        """
+        order = flat(needs).cumsum(1).view_as(needs)
+        tried = needs & (order % TRIED == 1)
+        bounds = self._within(stop, bounds, tried)
+        left = needs & _open_sign(bounds)
+        if int((left & tried).sum()) > UNDECIDED * int(tried.sum()):
+            return bounds, left
+        bounds = self._within(stop, bounds, left & ~tried)
+        return bounds, needs & _open_sign(bounds)
+
+    def _within(self, stop: int, bounds: Box, needs: Tensor) -> Box:
         lower, upper = (t.clone(memory_format=torch.contiguous_format) for t in bounds.corners)
         for sign, side in ((1.0, lower), (-1.0, upper)):
             if not needs.any():
@@ -304,7 +336,7 @@ class _Tightening:
             owner, place = flat(needs).nonzero(as_tuple=True)
             rows = flat(side)  # the same memory
             held = rows[owner, place]
-            new = sign * self._lower_bounds(sign, owner, place)
+            new = sign * self._lower_bounds(sign, owner, place, stop)
             # A bound that is not a number is no bound.
             new = torch.where(torch.isfinite(new), new, held)
             rows[owner, place] = torch.maximum(held, new) if sign > 0 else torch.minimum(held, new)
@@ -312,9 +344,9 @@ class _Tightening:
                 needs = needs & (lower < 0)
         return Box(lower, torch.maximum(lower, upper))
 
-    def _lower_bounds(self, sign: float, owner: Tensor, place: Tensor) -> Tensor:
+    def _lower_bounds(self, sign: float, owner: Tensor, place: Tensor, stop: int) -> Tensor:
         """Return lower bounds of neurons (or of minus them)."""
-        if self.reducer is not None and self._affordable(len(place)):
+        if not stop and self.reducer is not None and self._affordable(len(place)):
             self.reducer.catch_up()
             rows = self.reducer.pull_units(self.target, place)
             network = self.reducer.network(rows if sign > 0 else -rows)
@@ -329,7 +361,8 @@ class _Tightening:
         for part in self._chunks(place):
             owners = None if mine is None else mine[part]
             units = unit_rows(shape, place[part], owners, like, windows=True)
-            parts.append(self.found.lower(self.target, units.like(units.values * sign)))
+            rows = units.like(units.values * sign)
+            parts.append(self.found.lower(self.target, rows, stop=stop))
         return torch.cat(parts)
 
     def optimised(self, needs: Tensor) -> bool:

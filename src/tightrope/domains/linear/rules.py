@@ -108,9 +108,11 @@ def backward(
     activation: ActivationRule | None = None,
     magnitudes: Magnitudes | None = None,
     rounding: float = 0.0,
+    stop: int = 0,
 ) -> Form:
     """Pull `rows` of the node at `target` back to the input.
 
+    Or no further than to the node at `stop`: what is left there is bounded by the `boxes`.
     `lines` holds the relaxation of every activation on the way, by position; another rule for
     `activation`s may use others; `boxes` are bounds on the inputs of max pools and on what is
     bounded by intervals. For a strict bound give `magnitudes` and `rounding`.
@@ -125,6 +127,9 @@ def backward(
             continue
         check_time()
         a = arrived.pop(i)
+        if i <= stop:
+            by_intervals(graph.nodes[i].op, a, i, state)
+            continue
         node, each = graph.nodes[i], a.values.shape[1:].numel()
         largest, work = max(largest, each), max(work, each * fan_in(node.op))
         pulled = RULES[type(node.op)](node.op, a, i, state)
