@@ -361,8 +361,8 @@ class _Tightening:
         for part in self._chunks(place):
             owners = None if mine is None else mine[part]
             units = unit_rows(shape, place[part], owners, like, windows=True)
-            rows = units.like(units.values * sign)
-            parts.append(self.found.lower(self.target, rows, stop=stop))
+            signed = units.like(units.values * sign)
+            parts.append(self.found.lower(self.target, signed, stop=stop))
         return torch.cat(parts)
 
     def optimised(self, needs: Tensor) -> bool:
