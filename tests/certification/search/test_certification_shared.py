@@ -240,3 +240,18 @@ def test_only_strict_bounds_prove(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphBounder, "strict", nothing)
     answers = searched(subject, samples(subject, "0.01"))
     assert all(a.verdict is not Verdict.VERIFIED for a in answers)
+
+
+def test_what_has_a_counterexample_is_never_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where no attack finds it."""
+    subject = subject_of()
+    wrong = [
+        i
+        for i, a in enumerate(searched(subject, samples(subject, "0.06")))
+        if a.counterexample is not None
+    ]
+    monkeypatch.setattr(
+        shared, "confirmed", lambda subject, box, labels, points: [None] * len(points)
+    )
+    answers = searched(subject, [samples(subject, "0.06")[i] for i in wrong])
+    assert len(wrong) > 5 and all(a.verdict is Verdict.UNKNOWN for a in answers)
