@@ -76,7 +76,7 @@ def softmax(build: Builder, value: Value, axis: int, *, logarithm: bool) -> Valu
     refuse(axis != len(value.shape) - 1, "minus infinity, not along the last axis")
     assert value.hidden is not None
     rows = (math.prod(value.shape[:-1]), value.shape[-1])
-    hidden = torch.from_numpy(np.ascontiguousarray(value.hidden)).reshape(rows)
+    hidden = torch.from_numpy(np.array(value.hidden)).reshape(rows)
     start = build.at(value, rows)
     found = masks.masked_softmax(build, start, hidden, logarithm=logarithm)
     return build.place(found, value.shape)
