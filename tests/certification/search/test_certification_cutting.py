@@ -13,7 +13,7 @@ from tightrope.certification.names import CUTS
 from tightrope.certification.search import cutting
 from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
 from tightrope.certification.search.branching import choose
-from tightrope.certification.search.cutting import DUE, Cutter
+from tightrope.certification.search.cutting import DUE, FEWEST, Cutter
 from tightrope.certification.search.patience import TRIAL, Patience
 from tightrope.deadline import Deadline
 from tightrope.domains.reduced.cuts import network_cuts
@@ -44,20 +44,22 @@ def test_every_choice_has_its_times() -> None:
     cutter = Cutter(search(2.25, "on").network, "auto")
     first, second = DUE["auto"][:2]
     patience = Patience(3, work=math.inf)
-    assert not cutter.is_due(first - 1, patience) and cutter.is_due(first, patience)
+    assert not cutter.is_due(first - 1, FEWEST, patience)
+    assert cutter.is_due(first, FEWEST, patience) and not cutter.is_due(first, FEWEST - 1, patience)
     cutter.find(Bounder(cutter.network.to(torch.float32)), roots(), first, Deadline())
-    assert not cutter.is_due(second - 1, patience) and cutter.is_due(second, patience)
+    assert not cutter.is_due(second - 1, FEWEST, patience)
+    assert cutter.is_due(second, FEWEST, patience)
 
 
 def test_regions_come_first_unless_constraints_are_asked_for() -> None:
     network = search(2.25, "on").network
     for mode, waits in (("auto", True), ("on", False)):
         cutter, patience = Cutter(network, mode), Patience(3, work=0.0)
-        assert cutter.is_due(DUE["auto"][-1], patience) is not waits
+        assert cutter.is_due(DUE["auto"][-1], FEWEST, patience) is not waits
         patience.note_regions(TRIAL, TRIAL, 1.0)  # nothing was closed
-        assert cutter.is_due(DUE["auto"][-1], patience)
+        assert cutter.is_due(DUE["auto"][-1], FEWEST, patience)
         patience.eager = True
-        assert not cutter.is_due(DUE["auto"][-1], patience)
+        assert not cutter.is_due(DUE["auto"][-1], FEWEST, patience)
 
 
 def test_constraints_prove_what_single_neurons_do_not() -> None:

@@ -367,10 +367,22 @@ def test_joggled_input_is_the_last_resort(monkeypatch) -> None:
         return original(points, qhull_options=qhull_options)
 
     monkeypatch.setattr(scipy.spatial, "ConvexHull", fail_first)
+    monkeypatch.setattr(hulls, "_by_trial", lambda _points: None)
     facets = hull_constraints(*group)
     assert options == ["Qx", "Qx", "QJ"]
     assert len(facets) > 3
     assert_exact(facets, 0, exact_vertices(*(t[0] for t in group)))
+
+
+def test_facets_of_pairs_are_those_of_qhull() -> None:
+    for lifted in np.random.default_rng(10).normal(size=(10, 12, 4)):
+        tried, expected = hulls._by_trial(lifted), hulls._by_qhull(lifted, "Qx")
+        assert tried is not None and expected is not None and len(tried) > 5
+        apart = np.abs(tried[:, None] - expected).max(2)
+        assert apart.min(0).max() < 1e-9 and apart.min(1).max() < 1e-9
+    assert hulls._by_trial(np.eye(4, 4)) is None  # four points are flat
+    flat = np.random.default_rng(11).normal(size=(12, 4)) * [1, 1, 1, 0]
+    assert hulls._by_trial(flat) is None
 
 
 def test_wrong_normals_still_give_constraints_that_hold(monkeypatch) -> None:

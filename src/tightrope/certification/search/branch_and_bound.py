@@ -145,7 +145,7 @@ class BranchAndBound:
             if cause is not None:
                 return cause
             deadline = share(self, pool, deadline)
-            if self.cutter.is_due(self.count, self.patience):
+            if self.cutter.is_due(self.count, len(pool), self.patience):
                 self._cut(pool, deadline)
             if self._trial_is_due:
                 self._begin_again(pool)

@@ -31,6 +31,7 @@ DUE: dict[str, tuple[int, ...]] = {
 }
 # Constraints are tried on so many subproblems, for so many iterations; the most useful ones stay.
 TRIED, ITERATIONS, MOST = 64, 15, 128
+FEWEST = 256  # open subproblems, whose children take longer than finding constraints
 # With `auto`, they have to lift bounds by so many times what a split does.
 SPLITS = 0.5
 
@@ -44,12 +45,14 @@ class Cutter:
     cuts: Cuts | None = None
     made: int = 0
 
-    def is_due(self, count: int, patience: Patience) -> bool:
-        """Return whether to look for constraints after so many subproblems.
+    def is_due(self, count: int, open_ones: int, patience: Patience) -> bool:
+        """Return whether to look for constraints after so many subproblems, with so many open.
 
-        With `auto`, regions come first where they are still to be tried.
+        With `auto`, regions come first where they are still to be tried, and a search that may be
+        over soon goes on without.
         """
-        if patience.eager or (self.mode == "auto" and patience.trial_comes):
+        waits = patience.trial_comes or open_ones < FEWEST
+        if patience.eager or (self.mode == "auto" and waits):
             return False
         due = DUE[self.mode]
         return self.made < len(due) and count >= due[self.made]

@@ -48,6 +48,7 @@ _CELL = 256 * _EPS
 # in pieces. So the points are tried as they are first.
 _COARSE_CELL = 2.0**-30
 _NOISE = 1e-9  # coefficients below this (in units of the neurons' ranges) are set to zero
+_MANY, _FLAT = 16, 1e-6  # points whose facets are tried out; volumes of simplices that are none
 
 
 @dataclass(frozen=True)
@@ -213,21 +214,24 @@ def _group_facets(
 
 
 def _normals(points: Floats) -> Floats:
-    """Return unit normals (outputs, inputs) of the hull's facets: none if qhull fails.
+    """Return unit normals (outputs, inputs) of the hull's facets: none if they are not found.
 
-    Qhull works on (|h|, h) instead of (relu(h), h): the same hull in rounder coordinates.
+    They are looked for among (|h|, h) instead of (relu(h), h): the same hull in rounder
+    coordinates.
     """
-    from scipy.spatial import ConvexHull, QhullError
-
     size = points.shape[1]
     coarse = np.unique(np.rint(points / _COARSE_CELL), axis=0) * _COARSE_CELL
     # Joggling the input (QJ) copes with flat and degenerate points.
-    for attempt, options, digits in ((points, "Qx", 9), (coarse, "Qx", 6), (coarse, "QJ", 6)):
-        try:
-            hull = ConvexHull(np.concatenate([np.abs(attempt), attempt], 1), qhull_options=options)
-        except (QhullError, ValueError):
+    for attempt, options, digits in (
+        (points, "", 9),
+        (points, "Qx", 9),
+        (coarse, "Qx", 6),
+        (coarse, "QJ", 6),
+    ):
+        lifted = np.concatenate([np.abs(attempt), attempt], 1)
+        outer = _by_qhull(lifted, options) if options else _by_trial(lifted)
+        if outer is None:
             continue
-        outer = hull.equations[np.isfinite(hull.equations).all(1), :-1]
         # n |h| + m h = 2 n relu(h) + (m - n) h
         normals = np.concatenate([2 * outer[:, :size], outer[:, size:] - outer[:, :size]], 1)
         normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), _NOISE)
@@ -236,6 +240,53 @@ def _normals(points: Floats) -> Floats:
         _, first = np.unique(np.round(normals, digits), axis=0, return_index=True)
         return np.ascontiguousarray(normals[np.sort(first)])
     return np.zeros((0, 2 * size))
+
+
+@lru_cache
+def _simplices(count: int) -> NDArray[np.intp]:
+    """Return all choices of four out of so many points."""
+    return np.array(list(combinations(range(count), 4)), np.intp).reshape(-1, 4)
+
+
+def _by_trial(points: Floats) -> Floats | None:
+    """Return normals of the facets of a hull in four dimensions, None if it seems to be flat.
+
+    Of a pair of neurons there are about a dozen points: those four that all others are on one side
+    of are found sooner than Qhull is loaded.
+    """
+    if points.shape[1] != 4 or len(points) > _MANY:
+        return None
+    simplex = points[_simplices(len(points))]
+    edges = simplex[:, 1:] - simplex[:, :1]  # [simplices, 3, 4]
+    normals = np.stack(
+        [(-1) ** k * _determinants(np.delete(edges, k, axis=2)) for k in range(4)], 1
+    )
+    length = np.linalg.norm(normals, axis=1)
+    solid = length > _FLAT
+    normals, simplex = normals[solid] / length[solid, None], simplex[solid]
+    values = normals @ points.T - (normals * simplex[:, 0]).sum(1, keepdims=True)
+    below, above = (values <= _NOISE).all(1), (values >= -_NOISE).all(1)
+    if (below & above).any():
+        return None
+    outer = np.concatenate([normals[below], -normals[above]])
+    return outer if len(outer) else None
+
+
+def _determinants(matrices: Floats) -> Floats:
+    """Return the determinants of matrices of three rows."""
+    first, second, third = matrices[:, 0], matrices[:, 1], matrices[:, 2]
+    return np.asarray((first * np.cross(second, third)).sum(1))
+
+
+def _by_qhull(points: Floats, options: str) -> Floats | None:
+    """Return normals of the facets of a hull, None if Qhull fails."""
+    from scipy.spatial import ConvexHull, QhullError
+
+    try:
+        hull = ConvexHull(points, qhull_options=options)
+    except (QhullError, ValueError):
+        return None
+    return np.asarray(hull.equations[np.isfinite(hull.equations).all(1), :-1])
 
 
 # --- choice of facets -----------------------------------------------------------------------
