@@ -374,17 +374,6 @@ def test_joggled_input_is_the_last_resort(monkeypatch) -> None:
     assert_exact(facets, 0, exact_vertices(*(t[0] for t in group)))
 
 
-def test_facets_of_pairs_are_those_of_qhull() -> None:
-    for lifted in np.random.default_rng(10).normal(size=(10, 12, 4)):
-        tried, expected = hulls._by_trial(lifted), hulls._by_qhull(lifted, "Qx")
-        assert tried is not None and expected is not None and len(tried) > 5
-        apart = np.abs(tried[:, None] - expected).max(2)
-        assert apart.min(0).max() < 1e-9 and apart.min(1).max() < 1e-9
-    assert hulls._by_trial(np.eye(4, 4)) is None  # four points are flat
-    flat = np.random.default_rng(11).normal(size=(12, 4)) * [1, 1, 1, 0]
-    assert hulls._by_trial(flat) is None
-
-
 def test_wrong_normals_still_give_constraints_that_hold(monkeypatch) -> None:
     rng = np.random.default_rng(9)
     group = tuple(t[:1] for t in images(rng, 3, 2))

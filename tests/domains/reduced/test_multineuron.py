@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tightrope.domains.reduced import hulls
 from tightrope.domains.reduced.multineuron import Constraints, layer_constraints
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -119,3 +120,14 @@ def test_float32_bounds() -> None:
     assert constraints is not None
     assert constraints.constant.dtype == torch.float64
     assert value(constraints, layer.sample(2000)).max() <= 0
+
+
+def test_facets_of_pairs_are_those_of_qhull() -> None:
+    for lifted in np.random.default_rng(10).normal(size=(10, 12, 4)):
+        tried, expected = hulls._by_trial(lifted), hulls._by_qhull(lifted, "Qx")
+        assert tried is not None and expected is not None and len(tried) > 5
+        apart = np.abs(tried[:, None] - expected).max(2)
+        assert apart.min(0).max() < 1e-9 and apart.min(1).max() < 1e-9
+    assert hulls._by_trial(np.eye(4, 4)) is None  # four points are flat
+    flat = np.random.default_rng(11).normal(size=(12, 4)) * [1, 1, 1, 0]
+    assert hulls._by_trial(flat) is None
