@@ -228,6 +228,12 @@ def _conv_transpose(op: ops.ConvTranspose2d, x: Exact, *, dtype: torch.dtype) ->
     return steps_exactly.conv_transpose(op, x, fractions(op.weight), bias)
 
 
+def _distance(op: ops.Distance, x: Exact, *, dtype: torch.dtype) -> Exact:
+    shares = fractions(op.shares)
+    terms = -np.sort(-abs(x - fractions(op.weight)), axis=1)[:, : len(shares)]
+    return terms @ shares[: terms.shape[1]]
+
+
 _EXACT: dict[type[ops.Op], Callable[..., Exact]] = {
     ops.Linear: _linear,
     ops.Conv2d: _conv,
@@ -250,4 +256,5 @@ _EXACT: dict[type[ops.Op], Callable[..., Exact]] = {
     **smoothly.EXACT,
     **steps_exactly.EXACT,
     ops.ConvTranspose2d: _conv_transpose,
+    ops.Distance: _distance,
 }
