@@ -255,3 +255,23 @@ def test_what_has_a_counterexample_is_never_proved(monkeypatch: pytest.MonkeyPat
     )
     answers = searched(subject, [samples(subject, "0.06")[i] for i in wrong])
     assert len(wrong) > 5 and all(a.verdict is Verdict.UNKNOWN for a in answers)
+
+
+@pytest.mark.parametrize("some_bend", [False, True])
+def test_a_tie_is_left_open_where_no_neuron_bends(some_bend: bool) -> None:
+    """Two classes are equal everywhere: nothing to split, no proof, and no class is wrong."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(INPUTS, 6), nn.ReLU(), nn.Linear(6, 2)).requires_grad_(False)
+    first, last = module[0], module[2]
+    last.weight[1], last.bias[1] = last.weight[0], last.bias[0]
+    x = torch.rand(2, INPUTS)
+    first.bias.copy_(0.5 - first.weight @ x[0])  # far from zero at the first sample
+    if some_bend:
+        first.bias[0] = -first.weight[0] @ x[1]
+    subject = Subject.of(module, (INPUTS,))
+    labels = torch.zeros(2, dtype=torch.long)
+    problems = [OpenProblem(p) for p in robustness(subject, Ball(x, Fraction("1e-4")), labels)]
+    crown = STAGES["crown"].examine(subject, problems, StageSettings(), Deadline())
+    for answer in [*crown, *searched(subject, problems)]:
+        assert answer.verdict is Verdict.UNKNOWN
+        assert answer.bound is not None and answer.bound <= 0

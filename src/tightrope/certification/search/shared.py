@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
@@ -188,6 +189,7 @@ class SharedSearch:
 
     def _round(self, left: _Open) -> _Open:
         """Split all that is open, and bound both sides; return what stays open."""
+        left = self._split_further(left)
         if not len(left.bound):
             return left
         sides = [left.problems.split(left.neuron, sign) for sign in (1, -1)]
@@ -214,15 +216,21 @@ class SharedSearch:
         self.count += owner.bincount(minlength=len(self.count))
         proved = strict > 0
         self.lowest.scatter_reduce_(0, owner[proved], strict[proved], "amin")
-        cost, neuron = costs.max(1)
+        # A last column is for those that have no unstable neurons.
+        cost, neuron = F.pad(costs, (0, 1), value=-1.0).max(1)
         neuron = torch.where(cost >= 0, neuron, -1)
         bound = bound.nan_to_num(-torch.inf).clamp(max=0.0)
         return _Open(problems, bound, neuron)[~proved]
 
-    def _alive(self, left: _Open) -> _Open:
-        """Leave out samples that have had their share, or have nothing left to be split."""
+    def _split_further(self, left: _Open) -> _Open:
+        """Leave out samples some of whose subproblems have nothing left to be split."""
         owner = self.owner[left.problems.row]
         self.searched[owner[left.neuron < 0]] = False
+        return left[self.searched[owner]]
+
+    def _alive(self, left: _Open) -> _Open:
+        """Leave out samples that have had their share."""
+        owner = self.owner[left.problems.row]
         going = torch.zeros_like(self.searched).index_fill(0, owner, True)
         self.searched &= ~(going & (self.count >= self.settings.most))
         return left[self.searched[owner]]
