@@ -11,6 +11,7 @@ from vision_modules import Mixer, VisionTransformer
 
 import tightrope as tr
 from tightrope.answer import Verdict
+from tightrope.errors import UserError
 
 EPS = 1e-4
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -85,6 +86,24 @@ def test_attention_computes_what_the_layer_does(weights: bool) -> None:
     assert nn.MultiheadAttention.forward is original
     x = torch.rand(3, 5, 8)
     torch.testing.assert_close(graph(x), module(x))
+
+
+def test_attention_that_passes_its_mask_over_is_refused_behind_many_layers() -> None:
+    """Rounding on whole paths may explain anything there; PyTorch takes the hint, not the mask."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            given = {"attn_mask": torch.zeros(4, 4), "is_causal": True, "need_weights": False}
+            return x + self.layer(x, x, x, **given)[0]
+
+    torch.manual_seed(0)
+    layers = [part for _ in range(4) for part in (nn.LayerNorm(8), Attention())]
+    with pytest.raises(UserError, match="is_causal"):
+        tr.trace(nn.Sequential(*layers, nn.Flatten()).eval(), (4, 8))
 
 
 @pytest.mark.parametrize("last", [nn.Softmax(1), nn.LogSoftmax(1)])

@@ -235,11 +235,15 @@ class _Prepare:
             send(_failed(instance, 0.0, "the process ended: too little memory, or a crash"))
             return
         started = time.perf_counter()
+        speaking = threading.Lock()
 
         def give_up() -> None:
-            seconds = time.perf_counter() - started
-            send(replace(_failed(instance, seconds, "it did not end"), result="timeout"))
-            os._exit(1)
+            with speaking:
+                seconds = time.perf_counter() - started
+                try:
+                    send(replace(_failed(instance, seconds, "it did not end"), result="timeout"))
+                finally:
+                    os._exit(1)
 
         most = min(SLACK * instance.limit + ENDED, threading.TIMEOUT_MAX)
         alarm = threading.Timer(most, give_up)
@@ -249,6 +253,7 @@ class _Prepare:
             found = self._outcome(instance, started)
         finally:
             alarm.cancel()
+            speaking.acquire()  # for good: a late alarm would speak of the next instance
         send(found)
 
     def _outcome(self, instance: Instance, started: float) -> Outcome:

@@ -28,11 +28,15 @@ def last_word(started: float, limit: float, text: str) -> Iterator[None]:
 
     def speak() -> None:
         with speaking:
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
-            sys.stderr.write("tightrope: the time was up, and what was being done did not end\n")
-            sys.stderr.flush()
-            os._exit(0)
+            try:
+                sys.stdout.write(f"{text}\n")
+                sys.stdout.flush()
+                sys.stderr.write(
+                    "tightrope: the time was up, and what was being done did not end\n"
+                )
+                sys.stderr.flush()
+            finally:  # also if nobody reads it: what follows would be a second answer
+                os._exit(0)
 
     alarm = threading.Timer(min(max(left, 0.0), threading.TIMEOUT_MAX), speak)
     alarm.daemon = True

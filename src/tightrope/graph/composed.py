@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tightrope.graph import evaluate, ops
-from tightrope.graph.values import Maker, refuse
+from tightrope.graph.values import Maker, is_live, refuse
 
 Shape = tuple[int, ...]
 
@@ -75,7 +75,7 @@ def minimum(make: Maker, a: int, b: int) -> int:
 
 def at_least(make: Maker, x: int, low: Tensor) -> int:
     """Append `max(x, low) = low + relu(x - low)` with a constant."""
-    if not low.requires_grad and not bool(low.any()):
+    if not is_live(low) and not low.requires_grad and not bool(low.any()):
         return make.append(ops.Relu(), x)
     rise = make.append(ops.Relu(), make.append(ops.Shift(low, subtract=True), x))
     return make.append(ops.Shift(low), rise)

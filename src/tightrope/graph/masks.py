@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tightrope.graph import composed, ops
-from tightrope.graph.values import Maker, refuse, viewed
+from tightrope.graph.values import Maker, is_live, refuse, viewed
 
 Shape = tuple[int, ...]
 
@@ -29,7 +29,7 @@ def held(make: Maker, beside: int, constant: Tensor, axis: int = 0) -> int:
 
 
 def _is_zero(constant: Tensor) -> bool:
-    return not constant.requires_grad and not bool(constant.any())
+    return not is_live(constant) and not constant.requires_grad and not bool(constant.any())
 
 
 def constant_like(make: Maker, anchor: int, constant: Tensor) -> int:

@@ -11,6 +11,7 @@ from handmade_modules import Call, assert_same_or_refused, norm, rows, two_paths
 from torch import Tensor, nn
 from used_numbers import in_float64
 
+from tightrope.errors import UserError
 from tightrope.graph import Graph, evaluate, ops, trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -153,3 +154,36 @@ def test_to_float64_passes_gradients_on() -> None:
     module = learned().eval()
     trace(module, IMAGE).to(torch.float64)(torch.randn(3, *IMAGE).double()).sum().backward()
     assert all(p.grad is not None for p in module.parameters())
+
+
+CHOSEN = torch.tensor([True, False, True])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: torch.where(CHOSEN, x, self.start),
+        lambda self, x: torch.where(CHOSEN, self.start, x),
+        lambda self, x: torch.maximum(x, self.start),
+        lambda self, x: torch.cat([self.start.expand(len(x), -1), x], 1),
+        lambda self, x: F.cosine_similarity(x[:, None], self.start + 0 * x[:, None], dim=2),
+    ],
+)
+@pytest.mark.parametrize("learned", [True, False])
+def test_parameters_that_begin_at_zero_may_change(forward: object, learned: bool) -> None:
+    start = nn.Parameter(torch.zeros(1, 3), requires_grad=learned)
+    module = Call(forward, start=start).eval()
+    graph, x = trace(module, (3,)), torch.randn(4, 3)
+    start.data += torch.tensor([0.5, -0.7, 1.5])
+    torch.testing.assert_close(graph(x), module(x))
+
+
+def test_directions_to_compare_with_have_to_stay() -> None:
+    def forward(self: Call, x: Tensor) -> Tensor:
+        return F.cosine_similarity(x[:, None], self.ways[None], dim=2)
+
+    module = Call(forward, ways=nn.Parameter(torch.randn(4, 3))).eval()
+    with pytest.raises(UserError, match="up to date"):
+        trace(module, (3,))
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(trace(module, (3,), frozen=True)(x), module(x))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tightrope.graph import masks, ops
 from tightrope.graph.trace.elementwise import constant
-from tightrope.graph.values import Composed, Masked, Value, apply, refuse
+from tightrope.graph.values import Composed, Masked, Value, apply, is_live, refuse
 
 
 def row_of(given: Tensor, batch: int) -> Tensor:
@@ -156,7 +156,7 @@ def chosen(condition: Tensor, a: Any, b: Any) -> Any:
     if isinstance(b, Value) and not isinstance(a, Value):
         condition, a, b = ~condition.bool(), b, a
     condition = condition.bool()
-    if isinstance(a, Value) and isinstance(b, Value):
+    if isinstance(a, Value) and (isinstance(b, Value) or is_live(constant(b))):
         return merged(lambda s, t: torch.where(condition, s, t), 0, 1)(a, b)
     assert isinstance(a, Value)
     mask, other = _sample(condition, a), _sample(constant(b), a)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tightrope.graph import contractions
 from tightrope.graph.contractions import Operand
 from tightrope.graph.trace.constants import row_of
-from tightrope.graph.values import Composed, Value, refuse
+from tightrope.graph.values import Composed, Value, is_live, refuse
 
 # --- products by letters --------------------------------------------------------------------
 
@@ -113,6 +113,7 @@ def _cosine(call: Call, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 
     def unit(x: Any) -> Any:
         if not isinstance(x, Value):
+            refuse(is_live(x), "a parameter over its norm, which does not stay up to date")
             return x / x.norm(dim=dim, keepdim=True).clamp_min(eps)
         size = call(aten.linalg_vector_norm, x, 2, [dim], True)
         return call(aten.div, x, call(aten.clamp_min, size, eps))

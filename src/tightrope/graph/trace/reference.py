@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from tightrope.errors import UserError
 from tightrope.graph.same import Shown
+from tightrope.graph.trace.attention import batch_first
 from tightrope.graph.trace.capture import Captured
 from tightrope.graph.trace.rehearsal import first_line, title
 
@@ -46,6 +47,17 @@ class Reference:
         if alone + PAIR < len(x):
             found.append(self._run_with_gradients(x[alone + PAIR :][:TRAINING]))
         return Shown(torch.cat(found), values)
+
+    def check_attention(self) -> None:
+        """Raise an error if the form in which attention is recorded is another function."""
+        if not self.reordered:
+            return
+        try:
+            with batch_first(checked=True), torch.no_grad():
+                self.captured.module(self.captured.probe[:PAIR].clone())
+        except Exception as error:  # whatever a copy of a layer in float64 raises
+            name = title(self.captured.module)
+            raise UserError(f"cannot trace {name}: {first_line(error)}") from error
 
     def check_state(self) -> None:
         """Raise an error if running the module has changed a number or a word that it keeps."""

@@ -82,6 +82,7 @@ def trace(
         points.append(box_points(box, count).to(captured.probe))
     with evaluating(module):
         reference = Reference(captured, shown, len(graph.nodes) - 1)
+        reference.check_attention()
         for batch in points:
             same_function(graph, reference, batch, what=title(module))
         reference.check_state()
