@@ -60,7 +60,7 @@ def _operations(numbers: Numbers) -> dict[str, tuple[ops.Op, int, tuple[int, ...
     plain = ops.BatchNorm(None, None, numbers(3), numbers(3).abs().clamp(max=1e30), 1e-3, 0.1, None)
     divisor = numbers(5)
     divisor = torch.where(divisor.abs() < TINY, torch.ones_like(divisor), divisor)
-    tenth = torch.tensor(0.1, dtype=torch.float64)
+    tenth, shares = torch.tensor(0.1, dtype=torch.float64), torch.tensor([0.6, 0.3, 0.1])
     return {
         "linear": (ops.Linear(numbers(4, 40), numbers(4)), 1, FLAT),
         "linear without bias": (ops.Linear(numbers(4, 40), None), 1, FLAT),
@@ -98,6 +98,8 @@ def _operations(numbers: Numbers) -> dict[str, tuple[ops.Op, int, tuple[int, ...
         "steep rectifier": (ops.LeakyRelu(3.0), 1, IMAGE),
         "sigmoid": (ops.Sigmoid(), 1, IMAGE),
         "tanh": (ops.Tanh(), 1, IMAGE),
+        "distance": (ops.Distance(numbers(4, 40), torch.ones(1, dtype=numbers.dtype)), 1, FLAT),
+        "sorted distances": (ops.Distance(numbers(4, 40), shares.to(numbers.dtype)), 1, FLAT),
     }  # fmt: skip
 
 
@@ -108,6 +110,7 @@ UNITS = {
     "linear": 92, "linear without bias": 92, "convolution": 48, "average": 24,
     "transposed convolution": 48,
     "batch norm": 36, "batch norm, not affine": 36, "sigmoid": 36, "tanh": 36,
+    "distance": 24, "sorted distances": 24,
 }  # fmt: skip
 EXACT = {"maximum", "reshape", "permute", "slice", "take", "concat", "rectifier"}
 EXACT |= {"choice", "place", "last place", *(f"step {kind}" for kind in steps.STEPS)}

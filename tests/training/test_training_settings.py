@@ -13,6 +13,7 @@ from tightrope.errors import UserError
 from tightrope.training.objectives import IBP, PGD, Standard
 from tightrope.training.presets import describe_presets, load_preset, preset_names
 from tightrope.training.settings import Settings, describe_settings, flatten
+from tightrope.training.training import NETWORK_ARGUMENTS
 
 # --- reading ----------------------------------------------------------------------------------
 
@@ -328,7 +329,7 @@ def test_combinations_at_the_limit(given):
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_parse_and_resolve(name):
     settings = Settings.parse(load_preset(name))
-    given = {k: getattr(settings, k) for k in ("width", "hidden", "depth", "blocks", "batch_norm")}
+    given = {k: getattr(settings, k) for k in NETWORK_ARGUMENTS}
     network = nets.find(settings.net).resolve({k: v for k, v in given.items() if v is not None})
     resolved = settings.resolve(normalize=False, network=network)
     assert resolved.train_eps >= resolved.eps
