@@ -161,7 +161,6 @@ class Writer:
 def _linear(w: Writer) -> None:
     if w.integer(0, 9) == 9:
         network_moves.reduction(w)
-        return
     w.linear(w.integer(1, 6))
 
 

@@ -114,7 +114,7 @@ DISTANCES: dict[str, dict[str, Any]] = {
     "head": {"loss": "head"},
 }
 DISTANCE_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixture": ("distances", {"progress": 0.3, "count": 70}),
+    "mixture": ("distances", {"progress": 0.3, "count": 71}),
     "hinge": ("distances", {"progress": 0.1, "accumulate": 3, "count": 70}),
     "largest": ("distances", {"progress": 1.0, "accumulate": 2, "count": 41}),
     "head": ("head", {"progress": 0.2, "accumulate": 2, "count": 70}),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tightrope.box import Box
 from tightrope.graph import ops, trace
+from tightrope.nets.distance import Distance
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,6 +43,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 3)), FLAT),
     "linear alone": (lambda: nn.Linear(6, 3), FLAT),
     "linear without bias": (lambda: nn.Sequential(nn.Linear(6, 3, bias=False)), FLAT),
+    "distances": (lambda: Distance(6, 3, 0.5), FLAT),
     "linear on a sequence": (lambda: nn.Sequential(nn.Linear(4, 2)), SEQUENCE),
     "conv": (lambda: nn.Sequential(nn.Conv2d(4, 2, 3)), IMAGE),
     "conv alone": (lambda: nn.Conv2d(4, 2, 3, padding=1), IMAGE),
