@@ -9,7 +9,7 @@ from taught import teaching
 
 from tightrope.box import Box
 from tightrope.graph import trace
-from tightrope.training.objectives import METHODS, STAPS, TAPS, Loss
+from tightrope.training.objectives import METHODS, STAPS, TAPS, Loss, Objective
 from tightrope.training.step import Step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -152,10 +152,11 @@ def test_combined_losses_are_not_means_of_the_parts(method):
 def test_any_combination_of_means(accumulate):
     """`Loss.of` with three means, of which one is a constant."""
 
-    def objective(model, x, y, radius):
-        outputs = model.graph(x)
-        own = outputs.gather(1, y[:, None]).mean()
-        return Loss.of(lambda a, b, c: a * b**2 + c, own, outputs.mean(), x.mean())
+    class Three(Objective):
+        def __call__(self, model, x, y, radius):
+            outputs = model.graph(x)
+            own = outputs.gather(1, y[:, None]).mean()
+            return Loss.of(lambda a, b, c: a * b**2 + c, own, outputs.mean(), x.mean())
 
     net = reference.plain_net()
     x, y = reference.batch()
@@ -165,7 +166,7 @@ def test_any_combination_of_means(accumulate):
     expected = reference.gradients(net)
     copied = copy.deepcopy(net)
     copied.zero_grad()
-    step = Step(trace(copied, reference.SHAPE), objective, TARGET, accumulate=accumulate)
+    step = Step(trace(copied, reference.SHAPE), Three(), TARGET, accumulate=accumulate)
     result = step(x, y, RADIUS, annealing=False)
     assert result.loss == pytest.approx(7 * value.item(), rel=1e-10)
     for key, gradient in reference.gradients(copied).items():

@@ -130,7 +130,9 @@ class Settings:
     smoothing_sigma: float = setting(
         0.01, parsing.number(0, strict=True), "deviation of the weights that smoothing draws"
     )
-    smoothing_pairs: int = setting(8, parsing.whole(1), "antithetic pairs that smoothing draws")
+    smoothing_pairs: int = setting(
+        8, parsing.whole(1, 10_000), "antithetic pairs that smoothing draws"
+    )
     sam_rho: float = setting(
         0.0, parsing.number(0), "step uphill of sharpness-aware minimisation, per tensor"
     )
