@@ -71,7 +71,8 @@ def _plain(layer: nn.MultiheadAttention, query: Tensor, args: Any, options: Any)
 def _check_form(original: Any, layer: Any, inputs: tuple[Tensor, ...], options: Any) -> None:
     """Raise an error unless both forms of a call agree at random inputs of those shapes."""
     layer = copy.deepcopy(layer).to("cpu", torch.float64)
-    generator, known = torch.Generator().manual_seed(0), {}
+    generator = torch.Generator().manual_seed(0)
+    known: dict[int, Tensor] = {}
     for x in inputs:  # mostly of one and the same
         shape = (SAMPLES, *x.shape[1:])
         known.setdefault(id(x), torch.randn(shape, generator=generator, dtype=torch.float64))
@@ -79,8 +80,9 @@ def _check_form(original: Any, layer: Any, inputs: tuple[Tensor, ...], options: 
     if mask is not None:
         mask = mask.cpu() if mask.dtype == torch.bool else mask.to("cpu", torch.float64)
         options = {**options, "attn_mask": mask}
-    given = [known[id(x)] for x in inputs]
-    ours, theirs = _attend(layer, *given, options), original(layer, *given, **options)
+    query, key, value = (known[id(x)] for x in inputs)
+    ours = _attend(layer, query, key, value, options)
+    theirs = original(layer, query, key, value, **options)
     for a, b in zip(ours, theirs, strict=True):
         if b is not None and not bool((a - b).abs().amax() <= TOLERANCE * b.abs().amax()):
             raise UserError(
