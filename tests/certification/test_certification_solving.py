@@ -291,7 +291,8 @@ def test_what_is_known_already_does_not_change_what_follows() -> None:
 
     def points(skip: tuple[int, ...]) -> dict[int, float]:
         torch.manual_seed(0)
-        problems: Any = [OpenProblem(cast("Any", None)) for _ in range(4)]
+        unlabelled = cast("Any", SimpleNamespace(label=None))
+        problems: Any = [OpenProblem(unlabelled) for _ in range(4)]
         stages = {"attack": Stage(draw, single=True)}
         subject, settings = cast("Any", None), StageSettings()
         return {
