@@ -7,7 +7,9 @@ from pretend_cuda import pretend_cuda, real
 from torch import nn
 
 from tightrope import devices
-from tightrope.graph import trace
+from tightrope.graph import distance, trace
+from tightrope.nets import Normalize, powers
+from tightrope.nets.distance import Bias, Distance, MeanShift, Nearest
 from tightrope.training.step import Step
 from tightrope.training.teachers import frozen_teacher
 
@@ -30,6 +32,12 @@ def network():
     ).to(memory_format=torch.channels_last)
 
 
+def distance_network():
+    torch.manual_seed(0)
+    first = (nn.Flatten(), Distance(64, 12), MeanShift(12), Distance(12, 4, 0.6), Bias(4))
+    return nn.Sequential(Normalize(0.4, 0.5), *first, Nearest())
+
+
 def batch(samples=7):
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(samples, *SHAPE, generator=generator)
@@ -38,7 +46,7 @@ def batch(samples=7):
 
 def step(objective, device, *, radius=0.05, annealing=False, **options):
     """Return what a step says, its gradients and the running statistics."""
-    net, graph, state = _traced(device)
+    net, graph, state = _traced(device, objective.trains_distances)
     with torch.no_grad():
         for tensor, value in zip(net.state_dict().values(), state, strict=True):
             real(tensor).copy_(value)
@@ -53,10 +61,11 @@ def step(objective, device, *, radius=0.05, annealing=False, **options):
 
 
 @cache
-def _traced(device):
+def _traced(device, distances):
     """Tracing takes longer than a step; the graph shares the tensors of the network."""
-    net = network().to(device)
-    return net, trace(net, SHAPE), [t.clone() for t in network().state_dict().values()]
+    make = distance_network if distances else network
+    net = make().to(device)
+    return net, trace(net, SHAPE), [t.clone() for t in make().state_dict().values()]
 
 
 @cache
@@ -71,6 +80,8 @@ def _teacher(device):
 def as_on_gpu(monkeypatch):
     """Let the CPU take the ways of a GPU, to compare with."""
     monkeypatch.setattr(devices, "IMMEDIATE", ())
+    for module in (powers, distance):
+        monkeypatch.setattr(module, "_can_compile", lambda *given: False)
 
 
 def on_both(objective, monkeypatch, **options):

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -67,10 +68,10 @@ class SortNet(Objective):
         seen = self._values(model)
         if self.loss == "head":
             return self._head_loss(model, seen, y, reach)
-        wrong = F.one_hot(y, seen.shape[1]).bool()
+        own = torch.arange(seen.shape[1], device=y.device) == y[:, None]
         margins = seen.gather(1, y[:, None]) - seen
-        worst = (1 - margins / (2 * reach)).masked_fill(wrong, 0.0)
-        robust = certified((margins - 2 * reach).masked_fill(wrong, 0.0), y)
+        worst = (1 - margins / (2 * reach)).masked_fill(own, 0.0)
+        robust = certified((margins - 2 * reach).masked_fill(own, 0.0), y)
         claim = None if model.values else robust
         if self.loss == "hinge":
             value = 0.75 * worst.amax(1).relu().mean() + 0.25 * worst.relu().mean()

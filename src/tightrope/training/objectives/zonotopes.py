@@ -62,7 +62,7 @@ def _interval_logits(graph: Graph, box: Box, y: Tensor, *, elided: bool) -> Tens
 
 def _apart(output: Box, y: Tensor) -> Tensor:
     """Return the lower bound of `o_y` and the upper bounds of the others."""
-    own = F.one_hot(y, output.upper.shape[1]).bool()
+    own = torch.arange(output.upper.shape[1], device=y.device) == y[:, None]
     return torch.where(own, output.lower, output.upper)
 
 
