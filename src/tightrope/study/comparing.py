@@ -28,6 +28,7 @@ from tightrope.training.trainer import Progress
 from tightrope.training.training import check_training, train
 
 MOST_SEEDS = 1000
+COLUMNS = ("natural", "adversarial", "taps", "certified", "seconds")
 TEACHER = ("teacher", "teacher_weights")  # settings of methods that learn from one
 
 
@@ -276,10 +277,12 @@ class _Made(Watcher[_Asked]):
     def entry(self, method: str, asked: Sequence[_Asked]) -> Entry:
         """Return the entry of a method."""
         runs = [str(run) for run in asked if str(run) in self.values]
-        columns = dict.fromkeys(column for run in runs for column in self.values[run])
+        guarantee = find_method(method).guarantee
+        known = () if guarantee is Guarantee.PROBABILISTIC else COLUMNS
+        columns = dict.fromkeys((*known, *(c for run in runs for c in self.values[run])))
         values = {column: [self.values[run][column] for run in runs] for column in columns}
         errors = [self.errors[str(run)] for run in asked if str(run) in self.errors]
-        return Entry(method, runs, values, errors, find_method(method).guarantee)
+        return Entry(method, runs, values, errors, guarantee)
 
 
 def _points(entries: Sequence[Entry]) -> list[Point]:

@@ -93,7 +93,8 @@ class Step:
 
     @property
     def _own_pass(self) -> DistancePass | None:
-        return self.objective.own_pass(self.graph, 1.0 if self.progress is None else self.progress)
+        own = getattr(self.objective, "own_pass", None)  # a plain function has none
+        return own and own(self.graph, 1.0 if self.progress is None else self.progress)
 
     def _model(self, x: Tensor, total: int | None = None) -> FixedModel:
         """Return the network with the statistics of this batch, of which `x` may be a part."""
