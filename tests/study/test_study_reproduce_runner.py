@@ -6,6 +6,7 @@ import csv
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
@@ -125,6 +126,24 @@ def test_finished_runs_are_used_again(out: Path, monkeypatch: pytest.MonkeyPatch
     assert result.ok and recorder.ends == {"small": "reused"}
     assert before == {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*") if p.is_file()}
     assert result.record["runs"]["small"]["reused"]
+
+
+def test_runs_whose_weights_are_elsewhere_stay_in_the_record(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The small files of a run are enough for tables made later, on another machine."""
+    copy = tmp_path / "out"
+    for name in ("config.toml", "history.jsonl", "certification.json"):
+        (copy / "runs" / "small").mkdir(parents=True, exist_ok=True)
+        shutil.copy(out / "runs" / "small" / name, copy / "runs" / "small")
+    (copy / "fake").mkdir()
+    shutil.copy(out / "fake" / "table.json", copy / "fake")
+    before = json.loads((out / "fake" / "table.json").read_text())["runs"]
+    monkeypatch.setitem(EXPERIMENTS, "fake", replace(FAKE, plans=lambda scale: []))
+    result = tr.reproduce("fake", out=copy)
+    assert {**before["small"], "reused": True} == result.record["runs"]["small"]
+    assert "bad" not in result.record["runs"]  # it was never measured
+    assert result.tables[0].rows[0]["natural"] is not None
 
 
 def test_without_matplotlib_there_are_tables(

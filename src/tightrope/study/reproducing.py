@@ -18,6 +18,7 @@ from tightrope import data
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.files import refuse_links, remove_leftovers
 from tightrope.parallel import choose_engine
+from tightrope.runs.found import read_result
 from tightrope.study.experiment import SCALES, Experiment, Result
 from tightrope.study.experiments import EXPERIMENTS
 from tightrope.study.measured import Measured, Measurements, Missing
@@ -151,7 +152,7 @@ def _conclude(
         figures=tuple(figures or ()),
         folder=str(home),
         record={
-            **_record(plans, folder, measurements, session, elapsed),
+            **_record(plans, folder, home, measurements, session, elapsed),
             "plots": figures is not None,
         },
     )
@@ -162,12 +163,14 @@ def _conclude(
 def _record(
     plans: Sequence[Plan],
     folder: Path,
+    home: Path,
     measurements: Measurements,
     session: Session,
     elapsed: float,
 ) -> dict[str, Any]:
     """Return what it takes to repeat a result: commands, seeds, versions, seconds."""
-    runs = {
+    runs = _recorded(home, measurements)
+    runs |= {
         plan.name: {
             "seed": plan.seed,
             "commands": plan.commands(folder / "runs" / plan.name),
@@ -176,7 +179,7 @@ def _record(
         }
         for plan in plans
     }
-    if not plans:
+    if not runs:
         runs = {run.name: _seconds(run) for run in measurements}
     return {
         "runs": runs,
@@ -188,6 +191,20 @@ def _record(
             "python": platform.python_version(),
         },
         "machine": {"cpus": os.cpu_count()},
+    }
+
+
+def _recorded(home: Path, measurements: Measurements) -> dict[str, Any]:
+    """Return what the result before this one says of runs that are still measured.
+
+    Their weights may be elsewhere by now: tables need only the small files of a run folder.
+    """
+    runs = read_result(home / "table.json", "a result").content.get("runs")
+    known = runs if isinstance(runs, dict) else {}
+    return {
+        name: {**run, "reused": True}
+        for name, run in known.items()
+        if isinstance(run, dict) and measurements.get(name) is not None
     }
 
 
