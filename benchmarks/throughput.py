@@ -6,7 +6,8 @@ RUN is a run folder with a trained network; a copy of it is certified, so it sta
 earlier version of Tightrope, put the `src` folder of its checkout into PYTHONPATH: only what every
 version has is used. Compiled loops are compiled before, on a few samples. Seconds of a stage are
 what the journal says: the shares of all samples that met it. Wall time includes what worker
-processes need to start; compare CPU seconds where the machine is not quiet.
+processes need to start; compare CPU seconds where the machine is not quiet. Samples that a search
+decided or left open have a line each: their stage, lowest bound, subproblems and seconds.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import shutil
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-WARM_UP = 100  # samples
+WARM_UP = 100  # samples that compile the loops
 
 
 def cpu_seconds() -> float:
@@ -59,6 +60,25 @@ def copy_run(run: Path, to: Path) -> None:
             return
 
 
+def peak_gigabytes() -> float:
+    """Return the most memory that one process, this one or one below it, has held."""
+    usages = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return max(usage.ru_maxrss for usage in usages) / 2**20
+
+
+def searched(records: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each sample that a search decided or left open."""
+    for record in records:
+        if record["verdict"] != "unknown" and not record.get("domains"):
+            continue
+        bound = "" if record["margin"] is None else f"bound {record['margin']:.4f}"
+        yield (
+            f"image {record['index']:<6}{record['verdict']:<10}{record['stage']:<8}{bound:<16}"
+            f"{record.get('domains', 0):>9} subproblems{record['seconds']:>9.2f} s "
+            f"{record.get('reason', '')}"
+        )
+
+
 def table(records: Iterable[dict[str, Any]]) -> list[str]:
     """Return a line for each stage: images that met it, decided by it, and the seconds."""
     met: dict[str, list[float]] = {}
@@ -85,6 +105,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=60.0)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="samples certified before")
     parser.add_argument("--keep", type=Path, help="where to leave the certified copy")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
@@ -95,7 +116,7 @@ def main() -> None:
         copies = [Path(scratch) / name for name in ("warm-up", "run")]
         for copy in copies:
             copy_run(arguments.run, copy)
-        tr.certify(copies[0], samples=WARM_UP, timeout=arguments.timeout)
+        tr.certify(copies[0], samples=arguments.warm_up, timeout=arguments.timeout)
         wall, cpu = time.perf_counter(), cpu_seconds()
         found = tr.certify(
             copies[1],
@@ -108,11 +129,13 @@ def main() -> None:
         if arguments.keep is not None:
             shutil.copytree(copies[1], arguments.keep)
     print(f"Tightrope at {Path(tr.__file__).parent}, {arguments.jobs} jobs")
-    print("\n".join(table(map(json.loads, journal))))
+    records = [json.loads(line) for line in journal]
+    print("\n".join([*table(records), *searched(records)]))
     total = f"{found.samples} images: {found.verified} verified, {found.falsified} falsified, "
     print(f"{total}{found.unknown} unknown")
     print(f"wall {wall:.1f} s, {found.samples / wall:.1f} images/s")
     print(f"CPU {cpu:.1f} s, {found.samples / cpu:.1f} images per CPU second")
+    print(f"at most {peak_gigabytes():.2f} GB in one process")
 
 
 if __name__ == "__main__":
