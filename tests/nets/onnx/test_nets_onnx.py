@@ -140,6 +140,6 @@ def test_path_that_cannot_be_written(tmp_path):
 def test_importing_nets_needs_no_onnx():
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['onnx', 'onnxruntime', 'onnxscript']));"
-        "import tightrope.nets as nets; assert len(nets.describe()) == 9"
+        "import tightrope.nets as nets; assert 'cnn7' in str(nets.describe())"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
