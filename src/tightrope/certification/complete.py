@@ -25,6 +25,7 @@ from tightrope.certification.search.inputs import (
 )
 from tightrope.certification.search.on_graph import GraphSearch
 from tightrope.certification.search.on_pieces import PieceSearch
+from tightrope.certification.search.signs import SignSearch
 from tightrope.certification.search.turns import Turns
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
@@ -171,9 +172,22 @@ def branch_and_bound(
     if isinstance(search, InputSearch):
         return found
     if isinstance(search, PieceSearch):
+        if found.cause is Cause.TOO_CLOSE:
+            found = _by_signs(subject, opened, search, found, deadline)
         return _attack_on(subject, opened, deadline, found)
     instead = _instead(search) if isinstance(search, GraphSearch) else ""
     return replace(found, details=f"{found.details}{_widest(subject, opened)}{instead}")
+
+
+def _by_signs(
+    subject: Subject, opened: OpenProblem, pieces: PieceSearch, found: Answer, deadline: Deadline
+) -> Answer:
+    """Look for signs that are tested, where those that are open leave nothing else to be cut."""
+    search = SignSearch(pieces.relaxation, pieces.unsafe, opened.problem.refuter(subject))
+    if not search.open():
+        return found
+    other = _run(search, deadline)
+    return replace(other, subproblems=found.subproblems + other.subproblems)
 
 
 def _by_inputs(subject: Subject, opened: OpenProblem, deadline: Deadline) -> InputSearch | None:
@@ -185,7 +199,7 @@ def _by_inputs(subject: Subject, opened: OpenProblem, deadline: Deadline) -> Inp
         return None
 
 
-def _run(search: Search | Turns, deadline: Deadline) -> Answer:
+def _run(search: Search | SignSearch | Turns, deadline: Deadline) -> Answer:
     with until(Deadline()):  # it looks at the clock itself, and says how far it came
         found = search.run(deadline.end)
     if found and not math.isfinite(found.bound or 0.0):

@@ -28,6 +28,14 @@ RISING: dict[str, Values] = {
 STEPS: dict[str, Values] = {**RISING, "zero": lambda x: (x == 0).to(x.dtype)}
 
 
+SIGNS = ("positive", "nonnegative")  # tests of a sign
+
+
+def tests_a_sign(op: ops.Op) -> bool:
+    """Return whether an operation tests the sign of what it reads."""
+    return isinstance(op, ops.Step) and op.kind in SIGNS
+
+
 class _Stepping(torch.autograd.Function):
     """A step function whose gradient is one that attacks can follow: that of a smoother step."""
 
@@ -43,7 +51,7 @@ class _Stepping(torch.autograd.Function):
         near = grads[0] / (1 + x.abs()) ** 2
         if ctx.kind == "zero":
             return -near * x.sign(), None
-        return (near if ctx.kind in ("positive", "nonnegative") else grads[0]), None
+        return (near if ctx.kind in SIGNS else grads[0]), None
 
 
 def step(op: ops.Step, x: Tensor) -> Tensor:

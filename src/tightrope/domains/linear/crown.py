@@ -33,6 +33,7 @@ from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_interva
 from tightrope.domains.reduced.reduction import Reducer, reduce, reducible
 from tightrope.domains.rounding import cornered
 from tightrope.graph import Graph, Node, ops
+from tightrope.graph.steps import tests_a_sign
 
 # Operations that look at each number by itself.
 MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Take, ops.Concat)
@@ -230,7 +231,7 @@ def _needed(
     for j, op in readers:
         if isinstance(op, ops.Relu | ops.LeakyRelu):
             masks.append(unstable(bounds))
-        elif _tests_a_sign(op):
+        elif tests_a_sign(op):
             masks.append((bounds.lower <= 0) & (bounds.upper >= 0) & (bounds.lower < bounds.upper))
         elif isinstance(op, PRODUCTS):
             masks.append(varies(bounds) & factors.bend(i, j))
@@ -253,12 +254,12 @@ class _Worker:
     def at(self, i: int, bounds: Box, needs: Tensor, readers: list[ops.Op]) -> Box:
         """Return better bounds of a node, whose neurons its readers would like to know."""
         # ReLUs need no more than a sign.
-        signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) or _tests_a_sign(op) for op in readers)
+        signs = all(isinstance(op, ops.Relu | ops.LeakyRelu) or tests_a_sign(op) for op in readers)
         work = _Tightening(self.found, i, self.effort, self.reducer, signs)
         if self.settled is None or i not in self.settled or work.optimised(needs):
             bounds = work.of(bounds, needs)
         alone = len(self.found.box.lower) == 1
-        if self.effort.iterations and alone and any(map(_tests_a_sign, readers)):
+        if self.effort.iterations and alone and any(map(tests_a_sign, readers)):
             bounds = _refined(self.found, i, self.effort, bounds)
         if self.settled is not None and self.effort.iterations is not None:
             self.settled[i] = bounds
@@ -283,10 +284,6 @@ def _open_sign(bounds: Box) -> Tensor:
 def _many(node: Node) -> bool:
     """Return whether there are so many differences that those of bounds have to do."""
     return isinstance(node.op, ops.Differences) and math.prod(node.shape) > DIFFERENCES
-
-
-def _tests_a_sign(op: ops.Op) -> bool:
-    return isinstance(op, ops.Step) and op.kind in ("positive", "nonnegative")
 
 
 def _by_intervals(op: ops.Op) -> bool:
