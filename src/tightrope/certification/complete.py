@@ -21,8 +21,10 @@ from tightrope.certification.search.inputs import (
     InputSearch,
     input_search,
     splits_inputs,
+    suits_nesting,
     suits_turns,
 )
+from tightrope.certification.search.nested import NestedSearch
 from tightrope.certification.search.on_graph import GraphSearch
 from tightrope.certification.search.on_pieces import PieceSearch
 from tightrope.certification.search.signs import SignSearch
@@ -48,7 +50,7 @@ from tightrope.domains.reduced.reduction import reduce, reducible
 from tightrope.errors import UserError
 from tightrope.precision import ROUNDING
 
-Search = BranchAndBound | InputSearch | GraphSearch | PieceSearch
+Search = BranchAndBound | InputSearch | NestedSearch | GraphSearch | PieceSearch
 
 NOT_BOUNDED = "the network was not bounded to its end"
 # Attacks on networks that branch and bound cannot split.
@@ -83,6 +85,11 @@ def root(
 
 def _root(subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Choices) -> Answer:
     problem, unsafe = opened.problem, opened.problem.unsafe
+    settings = SearchSettings(branching=choices.branching, cuts=choices.cuts)
+    if suits_nesting(subject, problem, choices.split):
+        relaxation = bound_nodes(subject, opened, CROWN)
+        nested = NestedSearch(relaxation, unsafe, problem.refuter(subject), settings=settings)
+        return _begun(opened, nested, nested.begin())
     if _better_by_inputs(subject, opened, choices):
         boxes = input_search(subject, problem, opened.nodes)
         return _begun(opened, boxes, boxes.begin())
@@ -93,7 +100,6 @@ def _root(subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Ch
         return _begun(opened, pieces, pieces.begin(deadline))
     if reduction_fits(relaxation):
         network = reduce(relaxation, unsafe.matrix, unsafe.offset)
-        settings = SearchSettings(branching=choices.branching, cuts=choices.cuts)
         signs = BranchAndBound(network, unsafe.group, refuter, settings=settings)
         return _begun(opened, signs, signs.begin())
     search = GraphSearch(relaxation, unsafe, refuter)
@@ -169,7 +175,7 @@ def branch_and_bound(
     if by_signs and suits_turns(subject, opened.problem):
         return _run(Turns(search, lambda: _by_inputs(subject, opened, deadline)), deadline)
     found = _run(search, deadline)
-    if isinstance(search, InputSearch):
+    if isinstance(search, InputSearch | NestedSearch):
         return found
     if isinstance(search, PieceSearch):
         if found.cause is Cause.TOO_CLOSE:

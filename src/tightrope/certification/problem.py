@@ -23,6 +23,7 @@ from tightrope.errors import UserError, shorten, unknown_name
 if TYPE_CHECKING:
     from tightrope.certification.search.branch_and_bound import BranchAndBound
     from tightrope.certification.search.inputs import InputSearch
+    from tightrope.certification.search.nested import NestedSearch
     from tightrope.certification.search.on_graph import GraphSearch
     from tightrope.certification.search.on_pieces import PieceSearch
 
@@ -91,7 +92,7 @@ class OpenProblem:
     settled: dict[int, Box] = field(default_factory=dict)
     bound: float | None = None
     effort: Effort | None = None
-    search: BranchAndBound | InputSearch | GraphSearch | PieceSearch | None = None
+    search: BranchAndBound | InputSearch | NestedSearch | GraphSearch | PieceSearch | None = None
     last: Answer = field(default_factory=Answer)
     rows: int = 0
 

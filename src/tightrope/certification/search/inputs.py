@@ -331,6 +331,13 @@ def suits_input_splits(subject: Subject, problem: Problem) -> bool:
     return _small(subject, problem, FEW_INPUTS)
 
 
+def suits_nesting(subject: Subject, problem: Problem, choice: str = "auto") -> bool:
+    """Return whether few inputs of a network vary for whose size parts inherit bounds."""
+    if choice == "relu" or not subject.finite or isinstance(problem.outer, BallBox):
+        return False
+    return _few(problem, FEW_INPUTS) and _activations(subject) > MOST_NEURONS
+
+
 def suits_turns(subject: Subject, problem: Problem) -> bool:
     """Return whether cutting the box is worth trying where splitting ReLUs takes long."""
     if launches(problem.outer.lower) or not subject.finite or isinstance(problem.outer, BallBox):
@@ -340,7 +347,15 @@ def suits_turns(subject: Subject, problem: Problem) -> bool:
 
 def _small(subject: Subject, problem: Problem, inputs: int) -> bool:
     """Return whether at most so many inputs vary, and bounds of a box do not take long."""
-    varying = varying_inputs(problem.outer.map(lambda t: t.cpu()))
+    return _few(problem, inputs) and _activations(subject) <= MOST_NEURONS
+
+
+def _few(problem: Problem, inputs: int) -> bool:
+    """Return whether at most so many inputs vary."""
+    return int(varying_inputs(problem.outer.map(lambda t: t.cpu())).sum()) <= inputs
+
+
+def _activations(subject: Subject) -> int:
+    """Count the neurons of all activations."""
     nodes = subject.exact.nodes
-    neurons = sum(math.prod(n.shape) for n in nodes if isinstance(n.op, ACTIVATIONS))
-    return int(varying.sum()) <= inputs and neurons <= MOST_NEURONS
+    return sum(math.prod(n.shape) for n in nodes if isinstance(n.op, ACTIVATIONS))
