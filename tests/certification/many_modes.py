@@ -11,6 +11,7 @@ from tightrope.certification import complete
 from tightrope.certification.cascade import SINGLE_SETTINGS, solve, walk
 from tightrope.certification.names import DEFAULT_STAGES
 from tightrope.certification.problem import Choices, OpenProblem, Problem
+from tightrope.certification.search import inputs
 from tightrope.certification.search.branching import RULES
 from tightrope.certification.search.inputs import InputSearch, InputSettings
 from tightrope.certification.search.together import decide_together
@@ -20,19 +21,22 @@ from tightrope.deadline import Deadline
 from tightrope.domains.boxes.bounding import box_bounder
 
 PATIENCE = 5.0  # what is not decided by then is next to zero, and may stay open
+HURRIED = 1.0
 FEW = InputSettings(limit=1500)
 
 # Gets the problems of one network; returns their answers.
 Mode = Callable[[Subject, list[Problem]], list[Answer]]
 
 
-def solving(stages: tuple[str, ...] = DEFAULT_STAGES, **choices: str) -> Mode:
+def solving(
+    stages: tuple[str, ...] = DEFAULT_STAGES, patience: float = PATIENCE, **choices: str
+) -> Mode:
     """Return a mode that decides one problem after the other."""
 
     def decide(subject: Subject, problems: list[Problem]) -> list[Answer]:
         chosen = Choices(**choices)
         return [
-            solve(subject, problem, timeout=PATIENCE, stages=stages, choices=chosen)
+            solve(subject, problem, timeout=patience, stages=stages, choices=chosen)
             for problem in problems
         ]
 
@@ -51,6 +55,13 @@ def on_the_graph(subject: Subject, problems: list[Problem]) -> list[Answer]:
     """Search as if the network were too large to be reduced."""
     with mock.patch.object(complete, "reduction_fits", lambda relaxation: False):
         return solving(("alpha", "bab"), split="relu")(subject, problems)
+
+
+def within_boxes(subject: Subject, problems: list[Problem]) -> list[Answer]:
+    """Halve boxes that inherit bounds, as if the network were large."""
+    with mock.patch.object(inputs, "MOST_NEURONS", -1):
+        decide = solving(("alpha", "bab"), patience=HURRIED)
+        return decide(subject, problems)
 
 
 def over_inputs(subject: Subject, problems: list[Problem]) -> list[Answer]:
@@ -81,6 +92,7 @@ MODES: dict[str, Mode] = {
     "cuts alone": solving(("bab",), split="relu", cuts="on"),
     "cuts off": solving(("bab",), split="relu", cuts="off"),
     "graph": on_the_graph,
+    "within boxes": within_boxes,
     "all at once": all_at_once,
     "ibp": solving(("ibp",)),
     "crown-ibp": solving(("crown-ibp",)),
