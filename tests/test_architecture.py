@@ -11,6 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "tightrope"
 SHARED = {
+    "allocation",
     "answer",
     "budget",
     "box",

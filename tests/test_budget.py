@@ -67,7 +67,8 @@ def test_a_system_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_users_have_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightrope.budget.free_memory", lambda: 10 * GB)
+    monkeypatch.setattr("tightrope.budget.free_memory", lambda: 9 * GB)
+    monkeypatch.setattr("tightrope.budget.kept_memory", lambda: GB)
     assert memory_budget(CPU) == 5 * GB
     monkeypatch.setenv("TIGHTROPE_LIMIT_MEMORY_BYTES", "8000")
     assert memory_budget(CPU) == 8000

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from tightrope.allocation import kept_memory
 from tightrope.errors import UserError
 from tightrope.limits import MEMORY_BYTES
 
@@ -52,7 +53,7 @@ def memory_budget(device: torch.device) -> int:
         # What PyTorch keeps for later is free for us.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return (free + kept) // 2
-    return _free_in(int(time.monotonic() / AGAIN), free_memory) // 2
+    return _free_in(int(time.monotonic() / AGAIN), free_for_us) // 2
 
 
 @lru_cache(maxsize=1)
@@ -93,6 +94,11 @@ def _said(error: BaseException) -> str:
 def rows_at_once(memory: int, row_bytes: int, row_work: float = 0.0) -> int:
     """Return how many rows to compute at a time, given what each takes in bytes and products."""
     return max(1, min(memory // max(1, row_bytes), int(STEP / max(row_work, 1.0))))
+
+
+def free_for_us() -> int:
+    """Return what is free, and what this process keeps for later."""
+    return free_memory() + kept_memory()
 
 
 def free_memory(system: Path = _SYSTEM) -> int:

@@ -21,11 +21,9 @@ from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Probl
 from tightrope.certification.properties import PIXELS, Ball, Domain
 from tightrope.certification.search.shared import suits
 from tightrope.certification.stages import STAGES, Examine, Stage, StageSettings
-from tightrope.certification.subjects import Subject
+from tightrope.certification.subjects import Subject, proving
 from tightrope.deadline import Deadline, OutOfTimeError, until
-from tightrope.devices import forked_random
 from tightrope.domains import lipschitz
-from tightrope.precision import provable
 from tightrope.runs.examination import batch_seed
 from tightrope.runs.journal import Record
 
@@ -184,7 +182,7 @@ def solve(
         stages = (*own, *DEFAULT_STAGES)
     chosen = {name: STAGES[name] for name in stages}
     alone = replace(problem, label=None)  # every group of rows is attacked, not the worst one alone
-    with forked_random(subject.device), provable():
+    with proving(subject):
         torch.manual_seed(seed)
         ((_, answer),) = walk(subject, [OpenProblem(alone, timeout)], chosen, settings)
     return answer
@@ -220,7 +218,7 @@ def decide(
     what is computed for the batch as a whole, and are left out of the long stages. Between those,
     `spare` may take samples out that wait for them; it gets the indices of all positions.
     """
-    with forked_random(subject.device), provable():
+    with proving(subject):
         torch.manual_seed(batch_seed(seed, int(samples.indices[0])))
         started = time.perf_counter()
         predictions = _predict(subject, samples)

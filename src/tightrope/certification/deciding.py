@@ -29,14 +29,12 @@ from tightrope.certification.properties import PIXELS, Domain
 from tightrope.certification.search.branch_and_bound import BranchAndBound
 from tightrope.certification.search.sharing import Sharing, sharing
 from tightrope.certification.stages import STAGES, StageSettings
-from tightrope.certification.subjects import Subject
+from tightrope.certification.subjects import Subject, proving
 from tightrope.certification.work_items import Batch, Left, Part, Partial, Point, Portion, Rest
-from tightrope.devices import forked_random
 from tightrope.files import write_bytes
 from tightrope.graph import Graph
 from tightrope.nets.onnx.importing import read_onnx
 from tightrope.parallel import Send, Shared, current_wishes
-from tightrope.precision import provable
 from tightrope.radius import format_radius
 from tightrope.runs import Run
 from tightrope.runs.journal import Record
@@ -162,7 +160,7 @@ class _Work:
         place = {int(index): i for i, index in enumerate(rest.samples.indices)}
         chosen = torch.tensor([place[left.index] for left in rest.left])
         settings = self.decider.settings
-        with forked_random(subject.device), provable():
+        with proving(subject):
             problems = open_problems(subject, samples, chosen, settings.timeout)
             pairs = zip(rest.left, problems, strict=True)
             waiting = [left.restored(i, opened) for i, (left, opened) in enumerate(pairs)]
@@ -180,7 +178,7 @@ class _Work:
     def _part(self, part: Part) -> Iterator[Record]:
         subject, began = self.decider.subject, time.perf_counter()
         samples = self.decider.samples(part.sample)
-        with forked_random(subject.device), provable():
+        with proving(subject):
             (opened,) = open_problems(subject, samples, torch.tensor([0]), part.seconds)
             search = part.search
             search.refute = opened.problem.refuter(subject)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from tightrope.allocation import reuse_freed_memory
 from tightrope.answer import Answer, Verdict
 from tightrope.attacks import Network, for_points
 from tightrope.box import Box
 from tightrope.budget import fitting, rows_at_once
+from tightrope.devices import forked_random
 from tightrope.domains.linear.rules import BY_INTERVALS
 from tightrope.graph import Graph, trace
 from tightrope.graph.halves import share_halves
 from tightrope.graph.lowering import lowered, without_softmax
 from tightrope.graph.maxpool import expand_max_pools
 from tightrope.graph.work import products
+from tightrope.precision import provable
 
 ATTACK = 1 << 30  # bytes of what an attack computes at a time
 COPIES = 4  # of all its numbers that a point needs on its way there and back
@@ -150,3 +154,11 @@ class Subject:
         for i in candidates.nonzero()[:, 0].tolist():
             confirmed[i] = self.predict(points[i : i + 1])[0] != labels[i]
         return confirmed
+
+
+@contextmanager
+def proving(subject: Subject) -> Iterator[None]:
+    """Compute what is to be proved in full precision, with random numbers of one's own."""
+    reuse_freed_memory()
+    with forked_random(subject.device), provable():
+        yield

@@ -33,7 +33,7 @@ from tightrope.certification.questions import check_question
 from tightrope.certification.regions import Region, around, corners, inside
 from tightrope.certification.search.together import FEWEST, alike, decide_together
 from tightrope.certification.specs import Spec
-from tightrope.certification.subjects import Subject
+from tightrope.certification.subjects import Subject, proving
 from tightrope.certification.vnnlib import (
     Case,
     Specification,
@@ -43,13 +43,12 @@ from tightrope.certification.vnnlib import (
 )
 from tightrope.certification.vnnlib.joining import Files, Joined, join
 from tightrope.deadline import Deadline, OutOfTimeError, check_time, until
-from tightrope.devices import forked_random, pick_device
+from tightrope.devices import pick_device
 from tightrope.errors import UserError
 from tightrope.graph import Graph
 from tightrope.limits import VNNLIB_COEFFICIENTS, VNNLIB_ROWS
 from tightrope.nets.onnx.check import evenly
 from tightrope.nets.onnx.importing import OnnxNetwork
-from tightrope.precision import provable
 from tightrope.radius import Radius
 from tightrope.runs.examination import check_seed, proving_device
 
@@ -306,7 +305,7 @@ def _decide_together(
         return None
     started = time.monotonic()
     try:
-        with until(deadline), forked_random(subject.device), provable():
+        with until(deadline), proving(subject):
             torch.manual_seed(seed)
             problems = [_problem(subject, network, case) for case in cases]
             sound = [problem for problem in problems if problem is not None]

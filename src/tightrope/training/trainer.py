@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from tightrope.allocation import reuse_freed_memory
 from tightrope.attacks import misclassified
 from tightrope.devices import deterministic, forked_random, launches
 from tightrope.errors import UserError
@@ -22,7 +23,6 @@ from tightrope.training.batchnorm import FixedModel, evaluation_model, precise_b
 from tightrope.training.checkpoints import Checkpoint, epoch_seed
 from tightrope.training.distributed import Group, own_rows
 from tightrope.training.initialization import initialize, pass_on
-from tightrope.training.memory import reuse_freed_memory
 from tightrope.training.objectives import Objective, Stage
 from tightrope.training.schedules import RadiusSchedule, cosine, learning_rate
 from tightrope.training.settings import Settings

@@ -21,12 +21,10 @@ from tightrope.certification.complete import bound_nodes
 from tightrope.certification.problem import OpenProblem, Problem
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.branch_and_bound import BranchAndBound
-from tightrope.certification.subjects import Subject
-from tightrope.devices import forked_random
+from tightrope.certification.subjects import Subject, proving
 from tightrope.domains.linear.crown import reduction_fits
 from tightrope.domains.reduced.reduction import Reduced, Rows, reduce, reducible
 from tightrope.errors import UserError
-from tightrope.precision import provable
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def enclose(
     `start` is a bad point that an attack has found already; without one, all rows are attacked.
     """
     deadline = time.monotonic() + timeout
-    with forked_random(subject.device), provable():
+    with proving(subject):
         torch.manual_seed(seed)
         relaxation = bound_nodes(subject, OpenProblem(problem))
         if not reducible(subject.exact) or not reduction_fits(relaxation):
