@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tightrope.allocation import reuse_freed_memory
 from tightrope.box import Box
 from tightrope.certification.arguments import Network, check_network
 from tightrope.certification.properties import PIXELS, Domain, parse_ball
@@ -68,6 +69,7 @@ def bounds(
     if not len(box.lower):  # as with any function of a batch, nothing of nothing
         nothing = box.lower.new_empty(0, *graph.output_shape)
         return Box(nothing, nothing.clone())
+    reuse_freed_memory()
     with torch.no_grad(), provable():
         if method == "ibp":
             return interval.bounds(graph, box, rounding=ROUNDING)[0]
