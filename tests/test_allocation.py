@@ -21,5 +21,6 @@ def test_what_is_freed_is_kept_and_counted() -> None:
     before = kept_memory()
     del block
     assert kept_memory() >= before + 100 * MEGABYTE
-    block = torch.zeros(100 * MEGABYTE, dtype=torch.uint8)
+    again = torch.zeros(100 * MEGABYTE, dtype=torch.uint8)
     assert kept_memory() < before + 100 * MEGABYTE
+    assert not again.any()
