@@ -25,6 +25,9 @@ PROBED = 256
 PROBE_STEPS = 40
 PROBE_MOVES = 24
 
+# Where outputs are no numbers the network may fail, too, but what is promising goes first.
+NO_SCORE = -1e-30
+
 # Says of one point, alone, whether the original network fails there.
 Fails = Callable[[Tensor], bool]
 
@@ -54,7 +57,7 @@ class Refuter:
         found = self._confirm_best(points, score)
         if found is not None:
             return found
-        best = score.topk(min(self.climbers, len(score))).indices
+        best = score.nan_to_num(-torch.inf).topk(min(self.climbers, len(score))).indices
         box = self.inner.repeat(len(best))
         climbed = attack_goal(
             self.subject.attacked, box, goal.select(best), steps=self.steps, start=points[best]
@@ -138,8 +141,9 @@ class Refuter:
         return best.indices.T, best.values.T
 
     def _confirm_best(self, points: Tensor, score: Tensor) -> Tensor | None:
+        score = torch.where(score.isnan(), NO_SCORE, score)
         order = score.argsort(descending=True)
-        return self._confirm(points[order], int((score >= 0).sum()))
+        return self._confirm(points[order], int((score >= NO_SCORE).sum()))
 
     def _attack(self, groups: Tensor, steps: int, deadline: Deadline) -> Tensor | None:
         def network(x: Tensor) -> Tensor:
