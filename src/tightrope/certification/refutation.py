@@ -104,17 +104,32 @@ class Refuter:
         if found is not None:
             return found
 
+        size = self.subject.points_at_once
+
         def network(x: Tensor) -> Tensor:
             deadline.check()
             return self.subject.attacked(x)
 
-        box = self.inner.repeat(len(starts))
-        climbed = attack_goal(network, box, goal, steps=PROBE_STEPS, start=starts)
+        def many(x: Tensor) -> Tensor:
+            return torch.cat([network(part) for part in x.split(size)])
+
+        climbed = torch.cat(
+            [
+                attack_goal(
+                    network,
+                    self.inner.repeat(len(part)),
+                    goal.select(part),
+                    steps=PROBE_STEPS,
+                    start=starts[part],
+                )
+                for part in torch.arange(len(starts), device=starts.device).split(size)
+            ]
+        )
         with torch.no_grad():
-            found = self._confirm_best(climbed, goal(network(climbed)))
+            found = self._confirm_best(climbed, goal(many(climbed)))
             if found is not None:
                 return found
-            moved, score = search_pattern(network, self.inner, goal, climbed, moves=PROBE_MOVES)
+            moved, score = search_pattern(many, self.inner, goal, climbed, moves=PROBE_MOVES)
         return self._confirm_best(moved, score)
 
     def _best_of(
