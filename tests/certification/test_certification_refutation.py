@@ -84,3 +84,34 @@ def test_nothing_outside_of_the_box_is_confirmed(bad: float) -> None:
 def test_only_so_many_points_are_confirmed_as_are_promising() -> None:
     refute = refuter(level(1.0), lambda point: True)
     assert refute._confirm(torch.tensor([[0.5]]), 0) is None
+
+
+class Overflowing(nn.Module):
+    """Class 0 wins from `x = 0.3` on down; beyond 1/2, outputs are infinity minus infinity."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = 1e38 * torch.relu(x - 0.5) * 1e38
+        return torch.cat((torch.zeros_like(x), x - 0.3), 1) + (large - 2 * large)
+
+
+def overflowing(fails: Callable[[Tensor], bool]) -> Refuter:
+    subject = Subject.of(Overflowing(), (1,))
+    box = Box(torch.tensor([[0.25]]), torch.tensor([[0.75]]))
+    return Refuter(subject, box, Unsafe.misclassification(1, 2, torch.device("cpu")), fails)
+
+
+def test_points_without_a_score_do_not_hide_those_with_one() -> None:
+    """Twenty points without an answer, which does not count as a failure, and one that fails."""
+    refute = overflowing(lambda point: float(point) <= 0.3)
+    points = torch.cat((torch.linspace(0.6, 0.75, 20), torch.tensor([0.26])))[:, None]
+    assert bool(refute.subject.outputs(points[:20]).isnan().all())
+    found = refute(points, GROUP.repeat(21))
+    assert found is not None and found.item() <= 0.3
+    found = refute(points.where(points > 0.5, 0.45), GROUP.repeat(21))  # it has to climb
+    assert found is not None and found.item() <= 0.3
+
+
+def test_points_without_an_answer_are_tried_where_that_is_a_failure() -> None:
+    refute = overflowing(lambda point: float(point) > 0.5)
+    found = refute(torch.tensor([[0.6]]), GROUP)
+    assert found is not None and found.item() > 0.5

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from tightrope.answer import Answer, Cause, falsified, undecided, verified
+from tightrope.answer import Answer, Cause, Verdict, falsified, undecided, verified
 from tightrope.budget import fitting
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
 from tightrope.certification.refutation import Refuter
@@ -237,7 +237,7 @@ def _attack_on(subject: Subject, opened: OpenProblem, deadline: Deadline, found:
     """Attack what a search left open although there was time: nothing was left to be cut."""
     refuter = opened.problem.refuter(subject)
     for _ in range(LAST_ATTACKS):
-        if found or deadline.left <= 0:
+        if found.verdict is not Verdict.UNKNOWN or deadline.left <= 0:
             return found
         point = refuter.search(steps=LAST_STEPS, restarts=1, deadline=deadline)
         if point is not None:

@@ -25,6 +25,9 @@ PROBED = 256
 PROBE_STEPS = 40
 PROBE_MOVES = 24
 
+# Where outputs are no numbers the network may fail, too, but what is promising goes first.
+NO_SCORE = -1e-30
+
 # Says of one point, alone, whether the original network fails there.
 Fails = Callable[[Tensor], bool]
 
@@ -54,7 +57,7 @@ class Refuter:
         found = self._confirm_best(points, score)
         if found is not None:
             return found
-        best = score.topk(min(self.climbers, len(score))).indices
+        best = score.nan_to_num(-torch.inf).topk(min(self.climbers, len(score))).indices
         box = self.inner.repeat(len(best))
         climbed = attack_goal(
             self.subject.attacked, box, goal.select(best), steps=self.steps, start=points[best]
@@ -101,17 +104,32 @@ class Refuter:
         if found is not None:
             return found
 
+        size = self.subject.points_at_once
+
         def network(x: Tensor) -> Tensor:
             deadline.check()
             return self.subject.attacked(x)
 
-        box = self.inner.repeat(len(starts))
-        climbed = attack_goal(network, box, goal, steps=PROBE_STEPS, start=starts)
+        def many(x: Tensor) -> Tensor:
+            return torch.cat([network(part) for part in x.split(size)])
+
+        climbed = torch.cat(
+            [
+                attack_goal(
+                    network,
+                    self.inner.repeat(len(part)),
+                    goal.select(part),
+                    steps=PROBE_STEPS,
+                    start=starts[part],
+                )
+                for part in torch.arange(len(starts), device=starts.device).split(size)
+            ]
+        )
         with torch.no_grad():
-            found = self._confirm_best(climbed, goal(network(climbed)))
+            found = self._confirm_best(climbed, goal(many(climbed)))
             if found is not None:
                 return found
-            moved, score = search_pattern(network, self.inner, goal, climbed, moves=PROBE_MOVES)
+            moved, score = search_pattern(many, self.inner, goal, climbed, moves=PROBE_MOVES)
         return self._confirm_best(moved, score)
 
     def _best_of(
@@ -138,8 +156,9 @@ class Refuter:
         return best.indices.T, best.values.T
 
     def _confirm_best(self, points: Tensor, score: Tensor) -> Tensor | None:
+        score = torch.where(score.isnan(), NO_SCORE, score)
         order = score.argsort(descending=True)
-        return self._confirm(points[order], int((score >= 0).sum()))
+        return self._confirm(points[order], int((score >= NO_SCORE).sum()))
 
     def _attack(self, groups: Tensor, steps: int, deadline: Deadline) -> Tensor | None:
         def network(x: Tensor) -> Tensor:

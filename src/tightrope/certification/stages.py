@@ -26,7 +26,7 @@ from tightrope.certification import complete
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
 from tightrope.certification.refutation import confirmed
 from tightrope.certification.search import shared
-from tightrope.certification.search.inputs import splits_inputs
+from tightrope.certification.search.inputs import SOME_INPUTS, few_vary, splits_inputs
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError
 from tightrope.devices import launches
@@ -204,7 +204,8 @@ def _attack(
     """Attack all groups of a problem; where few inputs vary, from many points."""
     refuter = problem.refuter(subject)
     round_set = isinstance(problem.inner, BallBox)  # points that are spread would miss it
-    if not round_set and splits_inputs(subject, problem, settings.choices.split):
+    spread = not round_set and few_vary(problem, SOME_INPUTS)  # more have too many directions
+    if spread and splits_inputs(subject, problem, settings.choices.split):
         return refuter.probe(
             PROBES, deadline=Deadline(min(deadline.end, time.monotonic() + PROBING))
         )

@@ -222,7 +222,8 @@ def _adaptive_windows(count: int, size: int) -> tuple[Tensor, Tensor]:
 def unfolding(channels: int, kernel: ops.Pair) -> Tensor:
     """Return the weight of a convolution whose outputs are the numbers of its windows."""
     taps = kernel[0] * kernel[1]
-    return torch.eye(taps).view(taps, 1, *kernel).repeat(channels, 1, 1, 1)
+    unit = torch.eye(taps, dtype=torch.float64)  # rounded to the module's precision when it is used
+    return unit.view(taps, 1, *kernel).repeat(channels, 1, 1, 1)
 
 
 def reduced_last(make: Maker, x: int, axes: Sequence[int]) -> tuple[int, Shape, int]:

@@ -95,8 +95,8 @@ def running_sum(
 ) -> int:
     """Append the sums of all numbers up to each place."""
     size = make.shape_of(x)[axis]
-    matrix = torch.ones(size, size).tril(-1 if exclusive else 0)
-    return composed.along(make, x, axis, make.number(1.0) * (matrix.T if reverse else matrix))
+    matrix = make.number(1.0).expand(size, size).tril(-1 if exclusive else 0)
+    return composed.along(make, x, axis, matrix.T if reverse else matrix)
 
 
 def running_product(make: Maker, x: int, axis: int) -> int:

@@ -14,6 +14,7 @@ from instances import draw_instance
 from test_certification_exact import check, targets
 from torch import Tensor, nn
 
+import tightrope as tr
 from tightrope.answer import Answer, Cause, Verdict
 from tightrope.box import Box
 from tightrope.certification.problem import Problem
@@ -28,7 +29,8 @@ from tightrope.certification.search.inputs import (
     input_search,
     suits_input_splits,
 )
-from tightrope.certification.subjects import Subject
+from tightrope.certification.subjects import ATTACK, Subject
+from tightrope.deadline import Deadline
 from tightrope.domains.boxes.bounding import RowBounds, box_bounder, smallest_values
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -333,6 +335,40 @@ def test_moves_along_single_coordinates_climb_where_signs_are_flat() -> None:
     steep = lambda x: Stairs()(x) - 0.9 + 0 * x.sum(1, keepdim=True)  # noqa: E731
     point = probing(steep, inner).probe(2)  # type: ignore[arg-type]
     assert point is not None
+
+
+def test_probes_look_at_no_more_points_at_once_than_fit() -> None:
+    seen = []
+
+    class Flat(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(len(x))
+            return x.square().sum(1, keepdim=True) * 0 - 1
+
+    refuter = probing(Flat(), Box(torch.zeros(1, 2), torch.ones(1, 2)))
+    refuter.subject.__dict__["neurons"] = ATTACK // 200
+    assert 1 < refuter.subject.points_at_once < 50
+    assert refuter.probe(300, deadline=Deadline.after(60.0)) is None
+    assert sum(seen) > 2 * 4 * 256  # points, and moves of 256 of them
+    assert max(seen) <= refuter.subject.points_at_once
+
+
+@pytest.mark.parametrize("inputs", [8, 300])
+def test_boxes_of_many_inputs_are_not_probed(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have too many directions, whatever users choose to split."""
+    probed = []
+
+    def noted(self: Refuter, count: int, **_: object) -> None:
+        probed.append(count)
+
+    monkeypatch.setattr(Refuter, "probe", noted)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = torch.rand(inputs, dtype=torch.float64)
+    asked = tr.linear([1.0, 0.0], -float(module(x)[0].detach()) - 1e-3)  # false at x
+    found = tr.verify(module, box=(x - 1e-4, x + 1e-4), spec=asked, split="input", timeout=20.0)
+    assert found.verdict == "falsified"
+    assert bool(probed) == (inputs == 8)
 
 
 @pytest.mark.parametrize("margin", [0.05, -0.05])

@@ -8,11 +8,12 @@ from effort import mostly_slow
 from test_certification_exact import agree
 from torch import Tensor, nn
 
-from tightrope.answer import Answer, Cause
+from tightrope.answer import Answer, Cause, Verdict
 from tightrope.box import Box
 from tightrope.certification.complete import bound_nodes, branch_and_bound
 from tightrope.certification.problem import Choices, OpenProblem, Problem
 from tightrope.certification.properties import Unsafe
+from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.on_pieces import PieceSearch
 from tightrope.certification.search.pooled import PoolSettings
 from tightrope.certification.subjects import Subject
@@ -110,3 +111,20 @@ def test_minima_of_zero_are_not_proved() -> None:
     found = branch_and_bound(subject, OpenProblem(unrefuted), Deadline.after(3.0), RELUS)
     assert found.verdict == "unknown" and found.cause in (Cause.TIME, Cause.TOO_CLOSE)
     assert found.subproblems > 1
+
+
+def test_where_a_counterexample_is_known_no_other_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = smooth_network("tanh", 0)
+    with torch.no_grad():
+        outputs = module(grid())
+    least, spread = float(outputs.min()), float(outputs.max() - outputs.min())
+    subject, problem = above(least + 0.05 * spread, module)
+
+    def unwanted(*_: object, **__: object) -> None:
+        raise AssertionError("it was attacked again")
+
+    monkeypatch.setattr(Refuter, "search", unwanted)
+    found = branch_and_bound(subject, OpenProblem(problem), Deadline.after(60.0), RELUS)
+    assert found.verdict is Verdict.FALSIFIED

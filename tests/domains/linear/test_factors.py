@@ -130,6 +130,18 @@ def test_the_cheaper_bounds_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bounder.chosen is bounder.tight
 
 
+def test_bounds_that_lose_much_more_on_many_inputs_are_not_chosen() -> None:
+    """How many more boxes they would need is more than a float can say."""
+    torch.manual_seed(42)
+    layers = (nn.Linear(784, 20), nn.GELU(), nn.Linear(20, 20), nn.GELU(), nn.Linear(20, 20))
+    graph = trace(nn.Sequential(*layers, nn.GELU(), nn.Linear(20, 1)).double(), (784,)).detach()
+    x = torch.rand(1, 784, dtype=torch.float64)
+    matrix, offset = torch.ones(1, 1).double(), torch.zeros(1).double()
+    bounder = ChoosingBounder(GraphBounder(graph, Box(x - 5e-4, x + 5e-4), matrix, offset))
+    bounder((x - 5e-4).repeat(FEWEST, 1), (x + 5e-4).repeat(FEWEST, 1))
+    assert bounder.chosen is bounder.tight
+
+
 def test_what_a_form_leaves_open_is_multiplied() -> None:
     """A ReLU between parallel lines, times about 5.5: up to 6."""
 

@@ -221,6 +221,25 @@ def test_layers_are_traced_bounded_and_verified(name: str) -> None:
         assert tr.verify(graph, box=(lower, upper), spec=asked).verdict == verdict
 
 
+CONSTANT: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "cumsum": (lambda x: x.cumsum(1), ROWS),
+    "windows": (lambda x: F.unfold(x, 2, padding=1), IMAGE),
+    "windows added": (lambda x: F.fold(F.unfold(x, 2), (5, 6), 2), IMAGE),
+    "scatter": (lambda x: x.scatter(1, SIX[None, ::2].expand(len(x), -1), 0.1), FLAT),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", CONSTANT)
+def test_constants_have_the_precision_of_the_network(name: str, dtype: torch.dtype) -> None:
+    function, shape = CONSTANT[name]
+    module = With(lambda x, first: function(first(x)), nn.Linear(shape[-1], shape[-1])).to(dtype)
+    x = torch.rand(2, *shape, dtype=dtype)
+    close = 8 * torch.finfo(dtype).eps
+    with torch.no_grad():
+        torch.testing.assert_close(trace(module, shape)(x), module(x), rtol=close, atol=close)
+
+
 def assert_bounds_hold(graph: Graph, module: nn.Module, x: Tensor) -> None:
     """Bounds are finite and hold the outputs at points of a ball, corners among them."""
     generator = torch.Generator().manual_seed(1)

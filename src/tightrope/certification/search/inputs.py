@@ -335,7 +335,7 @@ def suits_nesting(subject: Subject, problem: Problem, choice: str = "auto") -> b
     """Return whether few inputs of a network vary for whose size parts inherit bounds."""
     if choice == "relu" or not subject.finite or isinstance(problem.outer, BallBox):
         return False
-    return _few(problem, FEW_INPUTS) and _activations(subject) > MOST_NEURONS
+    return few_vary(problem, FEW_INPUTS) and _activations(subject) > MOST_NEURONS
 
 
 def suits_turns(subject: Subject, problem: Problem) -> bool:
@@ -347,10 +347,10 @@ def suits_turns(subject: Subject, problem: Problem) -> bool:
 
 def _small(subject: Subject, problem: Problem, inputs: int) -> bool:
     """Return whether at most so many inputs vary, and bounds of a box do not take long."""
-    return _few(problem, inputs) and _activations(subject) <= MOST_NEURONS
+    return few_vary(problem, inputs) and _activations(subject) <= MOST_NEURONS
 
 
-def _few(problem: Problem, inputs: int) -> bool:
+def few_vary(problem: Problem, inputs: int) -> bool:
     """Return whether at most so many inputs vary."""
     return int(varying_inputs(problem.outer.map(lambda t: t.cpu())).sum()) <= inputs
 

@@ -59,5 +59,13 @@ class ChoosingBounder:
         moving = float((lower < upper).sum(1).double().mean())
         (tight, near), (quick, far) = costs
         # What is not a number chooses the tight one.
-        more = (far / near) ** (moving / 2) if near > 0 else math.inf
+        more = _power(far / near, moving / 2) if near > 0 else math.inf
         self.chosen = self.quick if quick * more < tight else self.tight
+
+
+def _power(base: float, exponent: float) -> float:
+    """Return a power of a number that is not negative; infinity if it is beyond all floats."""
+    try:
+        return base**exponent
+    except OverflowError:
+        return math.inf

@@ -137,9 +137,9 @@ def _copied(x: Value, source: Any, *flags: bool) -> Any:
 
 def _scattered(x: Any, dim: int, index: Tensor, source: Any, **options: Any) -> Any:
     refuse(bool(options.get("reduce")), "reduce")
-    return merged(lambda a, s: aten.scatter(a, dim, index, s), 0, 1)(
-        x, source if isinstance(source, Value | Tensor) else torch.full(index.shape, float(source))
-    )
+    if not isinstance(source, Value | Tensor):
+        source = torch.full(index.shape, float(source), dtype=torch.float64)
+    return merged(lambda a, s: aten.scatter(a, dim, index, s), 0, 1)(x, source)
 
 
 def _put(x: Any, indices: Sequence[Any], source: Any, accumulate: bool = False) -> Any:
