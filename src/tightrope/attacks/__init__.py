@@ -1,6 +1,6 @@
 """Attacks: under-approximations of the worst case, and the source of counterexamples."""
 
-from tightrope.attacks.ensemble import attack_goal, strong_attack
+from tightrope.attacks.ensemble import attack_goal, diversified, strong_attack
 from tightrope.attacks.goals import (
     CrossEntropy,
     Divergence,
@@ -27,6 +27,7 @@ __all__ = [
     "attack_goal",
     "attack_loss",
     "attack_margins",
+    "diversified",
     "for_points",
     "latent_steps",
     "misclassified",

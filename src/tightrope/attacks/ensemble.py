@@ -48,13 +48,21 @@ def strong_attack(
     return best
 
 
-def diversified(network: Network, box: Box, *, steps: int = 5) -> Tensor:
-    """Return points whose outputs went a random way (output-diversified initialisation)."""
+def diversified(
+    network: Network, box: Box, *, steps: int = 5, size: float = 0.5, single: bool = False
+) -> Tensor:
+    """Return points whose outputs went a random way (output-diversified initialisation).
+
+    With `single`, one output went up, and the others wherever that took them.
+    """
     start = box.sample()
     with torch.no_grad():
         outputs = flat(network(start))
-    direction = Direction(torch.rand_like(outputs) * 2 - 1)
-    return pgd(network, box, direction, steps=Steps(steps, size=0.5), keep="last", starts=(start,))
+    weights = torch.rand_like(outputs) * 2 - 1
+    if single:
+        weights = (weights == weights.amax(1, keepdim=True)).to(outputs.dtype)
+    plan = Steps(steps, size=size)
+    return pgd(network, box, Direction(weights), steps=plan, keep="last", starts=(start,))
 
 
 def attack_goal(

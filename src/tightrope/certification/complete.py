@@ -15,6 +15,7 @@ from torch import Tensor
 from tightrope.answer import Answer, Cause, Verdict, falsified, undecided, verified
 from tightrope.budget import fitting
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
+from tightrope.certification.raids import Raids
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
 from tightrope.certification.search.inputs import (
@@ -88,13 +89,15 @@ def _root(subject: Subject, opened: OpenProblem, deadline: Deadline, choices: Ch
     settings = SearchSettings(branching=choices.branching, cuts=choices.cuts)
     if suits_nesting(subject, problem, choices.split):
         relaxation = bound_nodes(subject, opened, CROWN)
-        nested = NestedSearch(relaxation, unsafe, problem.refuter(subject), settings=settings)
+        nested = NestedSearch(
+            relaxation, unsafe, Raids(problem.refuter(subject)), settings=settings
+        )
         return _begun(opened, nested, nested.begin())
     if _better_by_inputs(subject, opened, choices):
         boxes = input_search(subject, problem, opened.nodes)
         return _begun(opened, boxes, boxes.begin())
     relaxation = bound_nodes(subject, opened)
-    refuter = problem.refuter(subject)
+    refuter = Raids(problem.refuter(subject))
     if not reducible(relaxation.graph):
         pieces = PieceSearch(relaxation, unsafe, refuter)
         return _begun(opened, pieces, pieces.begin(deadline))
@@ -189,7 +192,8 @@ def _by_signs(
     subject: Subject, opened: OpenProblem, pieces: PieceSearch, found: Answer, deadline: Deadline
 ) -> Answer:
     """Look for signs that are tested, where those that are open leave nothing else to be cut."""
-    search = SignSearch(pieces.relaxation, pieces.unsafe, opened.problem.refuter(subject))
+    refuter = Raids(opened.problem.refuter(subject))
+    search = SignSearch(pieces.relaxation, pieces.unsafe, refuter)
     if not search.open():
         return found
     other = _run(search, deadline)

@@ -54,7 +54,7 @@ class Refuter:
         goal = self.unsafe.goal(groups, dtype)
         with torch.no_grad():
             score = goal(self.subject.attacked(points))
-        found = self._confirm_best(points, score)
+        found = self.confirm_best(points, score)
         if found is not None:
             return found
         best = score.nan_to_num(-torch.inf).topk(min(self.climbers, len(score))).indices
@@ -64,7 +64,7 @@ class Refuter:
         )
         with torch.no_grad():
             score = goal.select(best)(self.subject.attacked(climbed))
-        return self._confirm_best(climbed, score)
+        return self.confirm_best(climbed, score)
 
     def search(
         self, *, steps: int, restarts: int, deadline: Deadline | None = None
@@ -100,7 +100,7 @@ class Refuter:
         place = torch.arange(len(groups), device=groups.device).repeat_interleave(kept.shape[1])
         starts, score = points[kept.flatten()], score.flatten()
         goal = self.unsafe.goal(groups[place], dtype)
-        found = self._confirm_best(starts, score)
+        found = self.confirm_best(starts, score)
         if found is not None:
             return found
 
@@ -126,11 +126,11 @@ class Refuter:
             ]
         )
         with torch.no_grad():
-            found = self._confirm_best(climbed, goal(many(climbed)))
+            found = self.confirm_best(climbed, goal(many(climbed)))
             if found is not None:
                 return found
             moved, score = search_pattern(many, self.inner, goal, climbed, moves=PROBE_MOVES)
-        return self._confirm_best(moved, score)
+        return self.confirm_best(moved, score)
 
     def _best_of(
         self, points: Tensor, groups: Tensor, each: int, deadline: Deadline
@@ -155,7 +155,8 @@ class Refuter:
         best = torch.cat(scores).nan_to_num(-torch.inf).topk(min(each, first, len(points)), dim=0)
         return best.indices.T, best.values.T
 
-    def _confirm_best(self, points: Tensor, score: Tensor) -> Tensor | None:
+    def confirm_best(self, points: Tensor, score: Tensor) -> Tensor | None:
+        """Return the first of the points with the best scores that is a counterexample."""
         score = torch.where(score.isnan(), NO_SCORE, score)
         order = score.argsort(descending=True)
         return self._confirm(points[order], int((score >= NO_SCORE).sum()))
@@ -169,7 +170,7 @@ class Refuter:
         points = attack_goal(network, self.inner.repeat(len(groups)), goal, steps=steps)
         with torch.no_grad():
             score = goal(network(points))
-        return self._confirm_best(points, score)
+        return self.confirm_best(points, score)
 
     def _confirm(self, points: Tensor, count: int) -> Tensor | None:
         """Return the first of the most promising points that is a counterexample."""

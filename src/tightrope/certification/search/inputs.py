@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.box import BallBox, Box
 from tightrope.budget import fitting
 from tightrope.certification.problem import Problem
+from tightrope.certification.raids import Raids
 from tightrope.certification.search.box_pool import BoxPool
 from tightrope.certification.search.clipping import (
     KEPT,
@@ -141,10 +143,12 @@ class InputSearch:
                 pool.add(taken, self.whole.lower.new_full((len(taken),), -torch.inf))
                 return self._unfinished(Cause.TIME)
             allowed = self.settings.share * (time.monotonic() - started)
+            point = None
             if len(batch) and (rounds < EAGER or self.spent < allowed):
-                point = self._try(batch, bounds, best)
-                if point is not None:
-                    return falsified(point, self.count)
+                with until(Deadline(deadline)), suppress(OutOfTimeError):
+                    point = self._try(batch, bounds, best)
+            if point is not None:
+                return falsified(point, self.count)
             pool.add(*self._divide(batch, bounds, best))
             rounds += 1
         return (
@@ -312,7 +316,7 @@ def input_search(
     bounder = box_bounder(subject.exact, problem.outer, both[:, :-1], both[:, -1], nodes)
     if isinstance(bounder, GraphBounder):
         bounder = ChoosingBounder(bounder)
-    refute = problem.refuter(subject)
+    refute = Raids(problem.refuter(subject))
     return InputSearch(bounder, problem.outer, unsafe.group, refute, rows=rows)
 
 

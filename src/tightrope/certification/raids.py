@@ -1,0 +1,88 @@
+"""Attacks in the middle of a search: what takes long to prove may be false.
+
+An attack that climbs from a random point ends in one of few local maxima, and more of them end
+there, too. Those that begin where one output, or a random combination of them, has been pushed as
+far as it goes with a step or two find others. A raid begins at many of these and takes part of the
+time of the search, which tells by its own questions what is worth attacking.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tightrope.attacks import attack_goal, diversified
+from tightrope.certification.refutation import Refuter
+from tightrope.deadline import Deadline, OutOfTimeError, time_left
+from tightrope.devices import forked_random
+
+SHARE = 0.15  # of the time since the first question
+LEAST = 0.15  # seconds of a raid, which so comes after a second at the earliest
+FIRST, MOST = 16, 256  # points at once
+STEPS = 30
+# How starts are pushed: steps, their size, and whether a single output is meant.
+PUSHES = ((2, 1.0, True), (2, 1.0, False), (10, 0.5, True), (10, 0.5, False))
+
+
+@dataclass
+class Raids:
+    """Answers the questions of a search by a refuter, and raids the property now and then."""
+
+    refuter: Refuter
+    began: float | None = None
+    spent: float = 0.0
+    least: float = LEAST
+    count: int = FIRST
+    number: int = 0
+
+    def __call__(self, points: Tensor, groups: Tensor) -> Tensor | None:
+        """Return a counterexample near some points (flat) of a group each, or from elsewhere."""
+        if self.began is None:
+            self.began = time.monotonic()
+        found = self.refuter(points, groups)
+        due = SHARE * (time.monotonic() - self.began) - self.spent
+        if found is not None or due < self.least:
+            return found
+        started = time.monotonic()
+        with forked_random(points.device):  # a search does not depend on what the clock said
+            found = self._raid(groups.unique(), Deadline.after(min(due, time_left())))
+        self.spent += time.monotonic() - started
+        return found
+
+    def _raid(self, groups: Tensor, deadline: Deadline) -> Tensor | None:
+        """Attack groups from as many points as there is time for."""
+        try:
+            while True:
+                started, left = time.monotonic(), deadline.left
+                found = self._attack(groups, deadline)
+                took = time.monotonic() - started
+                if found is not None or left < 2 * took:
+                    return found
+                if left > 4 * took:
+                    self.count = min(2 * self.count, MOST, self.refuter.subject.points_at_once)
+        except OutOfTimeError:  # next time fewer, and later
+            self.count, self.least = max(1, self.count // 2), 2 * self.least
+            return None
+
+    def _attack(self, groups: Tensor, deadline: Deadline) -> Tensor | None:
+        """Attack groups from the next points."""
+        refuter = self.refuter
+
+        def network(x: Tensor) -> Tensor:
+            deadline.check()
+            return refuter.subject.attacked(x)
+
+        torch.manual_seed(self.number)
+        steps, size, single = PUSHES[self.number % len(PUSHES)]
+        first = self.number * self.count  # all groups in turn
+        self.number += 1
+        turns = torch.arange(first, first + self.count, device=groups.device) % len(groups)
+        goal = refuter.unsafe.goal(groups[turns], refuter.inner.lower.dtype)
+        box = refuter.inner.repeat(self.count)
+        start = diversified(network, box, steps=steps, size=size, single=single)
+        points = attack_goal(network, box, goal, steps=STEPS, start=start)
+        with torch.no_grad():
+            return refuter.confirm_best(points, goal(network(points)))
