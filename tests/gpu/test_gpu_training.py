@@ -10,7 +10,20 @@ from tightrope.data.augmentation import Augmentation
 from tightrope.graph import trace
 from tightrope.training.batchnorm import precise_batchnorm
 from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
-from tightrope.training.objectives import METHODS, STAPS, TAPS, Standard
+from tightrope.training.objectives import (
+    ADCERT,
+    CAP,
+    COLT,
+    CROWNIBP,
+    IBP,
+    METHODS,
+    SABR,
+    STAPS,
+    TAPS,
+    DiffAI,
+    SortNet,
+    Standard,
+)
 from tightrope.training.settings import Settings
 from tightrope.training.trainer import Trainer
 
@@ -25,6 +38,22 @@ OBJECTIVES |= {
     "taps-single": TAPS(classifier_relus=1, estimators="single"),
     "taps-restarts": TAPS(classifier_relus=2, restarts=2, connector=0.0),
     "staps-shrink": STAPS(classifier_relus=1, shrink=0.8),
+    "crown-ibp-margins": CROWNIBP(end_beta=0.5, end_kappa=0.3),
+    "crown-ibp-fused": CROWNIBP(end_beta=0.5, loss="fused"),
+    "crown-ibp-all-layers": CROWNIBP(end_beta=0.5, bounds="crown"),
+    "diffai-hybrid": DiffAI(domain="hrand", correlated=5, relu="smooth", center="random"),
+    "diffai-zonotopes": DiffAI(domain="z", relu="deepz", loss="worst", center="attack"),
+    "cap-projections": CAP(projections=5),
+    "ad-cert-rslad": ADCERT(imitate="rslad", attack="teacher", teacher_input="adversarial"),
+    "sortnet-hinge": SortNet(loss="hinge"),
+}
+HELPERS = {
+    "rgs": (Standard(), {"smoothing": "rgs", "smoothing_pairs": 2}),
+    "pgpe": (SABR(), {"smoothing": "pgpe", "smoothing_pairs": 2}),
+    "sam": (TAPS(classifier_relus=1), {"sam_rho": 0.1}),
+    "edac": (IBP(), {"edac_weight": 0.3}),
+    "tightness": (IBP(), {"tightness_weight": 0.1}),
+    "all": (STAPS(classifier_relus=2), {"edac_weight": 0.3, "sam_rho": 0.1}),
 }
 
 
@@ -36,6 +65,21 @@ def test_a_step_is_the_same(name, monkeypatch):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_step_in_parts_is_the_same(name, monkeypatch):
     gpu_steps.assert_same(*gpu_steps.on_both(OBJECTIVES[name], monkeypatch, accumulate=3))
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("name", HELPERS)
+def test_what_is_put_around_a_step_is_the_same(name, accumulate, monkeypatch):
+    objective, given = HELPERS[name]
+    options = {"helpers": given, "accumulate": accumulate}
+    gpu_steps.assert_same(*gpu_steps.on_both(objective, monkeypatch, **options))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_step_of_each_stage_is_the_same(number, monkeypatch):
+    stage = COLT(layers=(0, 1, 2), steps=3).stages[number]
+    found = gpu_steps.on_both(stage.objective, monkeypatch, net="plain", progress=0.4)
+    gpu_steps.assert_same(*found)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
