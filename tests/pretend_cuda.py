@@ -153,6 +153,9 @@ class _Factories(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        if func is torch.autograd.grad:  # what is written in Python on the way back asks, too
+            with self, mock.patch.object(torch.autograd, "has_torch_function", lambda given: False):
+                return func(*args, **kwargs)
         if name in ("to", "cpu", "cuda") and func is getattr(Tensor, name, None):
             return self._moved(name, args, kwargs)
         if name == "pin_memory":

@@ -69,6 +69,49 @@ def test_one_sample_has_the_same_answer(eps, split, alike, monkeypatch):
     assert found[1] is None or torch.equal(found[1], expected[1])
 
 
+def bent(activation):
+    torch.manual_seed(4)
+    layers = (nn.Flatten(), nn.Linear(64, 8), activation(), nn.Linear(8, 6), activation())
+    return nn.Sequential(*layers, nn.Linear(6, 4)).eval()
+
+
+OTHERS = {
+    "smooth": lambda: bent(nn.Tanh),
+    "leaky": lambda: bent(nn.LeakyReLU),
+    "distances": gpu_steps.distance_network,
+}
+
+
+@pytest.mark.parametrize("eps", [0.005, 0.05])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_networks_have_the_same_answer(name, eps, alike):
+    x = inputs(1)[0]
+    net = OTHERS[name]().eval()
+    label, options = int(net(x[None]).argmax()), {"eps": eps, "timeout": 6000}
+    expected = timeless(tr.verify(net, x, label, **options))
+    with pretend_cuda() as counts:
+        found = timeless(
+            tr.verify(OTHERS[name]().eval().to("cuda"), x.to("cuda"), label, **options)
+        )
+    assert counts.ops.total() > 10
+    assert found[0] == expected[0]
+    assert (found[1] is None) == (expected[1] is None)
+    assert found[1] is None or torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("l2", 0.1), ("l1", 0.3), ("l2", 2.0)])
+def test_balls_have_the_same_answer(norm, eps, alike):
+    x = inputs(1)[0]
+    label = int(small()(x[None]).argmax())
+    options = {"eps": eps, "norm": norm, "timeout": 6000}
+    expected = timeless(tr.verify(small(), x, label, **options))
+    with pretend_cuda():
+        found = timeless(tr.verify(small("cuda"), x.to("cuda"), label, **options))
+    assert found[0] == expected[0]
+    assert (found[1] is None) == (expected[1] is None)
+    assert found[1] is None or torch.equal(found[1], expected[1])
+
+
 def test_a_property_file_has_the_same_answer(tmp_path, alike):
     network, text = tmp_path / "net.onnx", tmp_path / "property.vnnlib"
     torch.manual_seed(0)
@@ -134,11 +177,21 @@ def test_searches_that_share_batches_are_the_same(tmp_path, alike):
     assert {r["verdict"] for r in expected} == {"verified", "falsified"}
 
 
-def test_attacks_and_estimates_are_the_same(certifiable, alike):
-    options = {"eps": 0.1, "steps": 8, "restarts": 2}
-    for evaluate in (tr.attack, tr.estimate):
-        expected = dataclasses.asdict(evaluate(certifiable, device="cpu", **options))
-        with pretend_cuda():
-            found = dataclasses.asdict(evaluate(certifiable, device="cuda", **options))
-        assert found.pop("seconds") and expected.pop("seconds")
-        assert found == expected
+EVALUATED = {
+    "attack": (tr.attack, {"eps": 0.1, "steps": 8, "restarts": 2}),
+    "suite": (tr.attack, {"eps": 0.1, "suite": "autoattack"}),
+    "ball": (tr.attack, {"eps": 0.3, "norm": "l2", "steps": 8, "restarts": 2}),
+    "estimate": (tr.estimate, {"eps": 0.1, "steps": 8, "restarts": 2}),
+    "smooth": (tr.smooth, {"sigma": 0.2, "draws": 200, "selection": 20}),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_what_evaluates_a_run_says_the_same(name, certifiable, alike):
+    evaluate, options = EVALUATED[name]
+    expected = dataclasses.asdict(evaluate(certifiable, device="cpu", **options))
+    with pretend_cuda() as counts:
+        found = dataclasses.asdict(evaluate(certifiable, device="cuda", **options))
+    assert counts.ops.total() > 10
+    assert found.pop("seconds") and expected.pop("seconds")
+    assert found == expected
