@@ -12,6 +12,7 @@ from torch import nn
 import tightrope as tr
 from tightrope import nets
 from tightrope.certification.bounding import METHODS
+from tightrope.certification.search import shared
 from tightrope.certification.stages import STAGES
 from tightrope.runs import Run
 
@@ -44,6 +45,24 @@ def test_bounds_are_the_same(method, alike):
         assert found.lower.device == found.upper.device == CUDA
     assert torch.equal(real(found.lower), expected.lower)
     assert torch.equal(real(found.upper), expected.upper)
+
+
+def test_slopes_of_many_images_are_optimised_together(alike):
+    net, x = small(), inputs(6)
+    alone = [tr.bounds(net, one[None], eps=0.2, method="alpha") for one in x]
+    with pretend_cuda() as counts:
+        gpu = small("cuda")
+        tr.bounds(gpu, x[:1].to("cuda"), eps=0.2, method="alpha")
+        first = counts.ops.total()
+        found = real(tr.bounds(gpu, x.to("cuda"), eps=0.2, method="alpha").corners)
+        assert counts.ops.total() - first < 2 * first
+    crown = tr.bounds(net, x, eps=0.2)
+    gained = [[c.upper - c.lower for c in alone], list(crown.upper - crown.lower)]
+    width, loose = (float(torch.cat([w.flatten() for w in each]).sum()) for each in gained)
+    # Those of one image alone come from a reduced network: another order of the same sums.
+    assert float((found[1] - found[0]).sum()) <= width + 0.05 * (loose - width)
+    outputs = net(x).double()
+    assert (found[0] <= outputs).all() and (outputs <= found[1]).all()
 
 
 def timeless(answer):
@@ -153,7 +172,10 @@ def test_a_certification_is_the_same(stages, certifiable, tmp_path, alike):
     assert len({r["verdict"] for r in records(copy)}) > 1
 
 
-def test_searches_that_share_batches_are_the_same(tmp_path, alike):
+@pytest.mark.parametrize("largest", [1 << 14, 1])
+def test_searches_that_share_batches_are_the_same(largest, tmp_path, alike, monkeypatch):
+    """On a GPU they do whatever the size of the network."""
+    monkeypatch.setattr(shared, "NEURONS", largest)
     from handmade import write_run
 
     torch.manual_seed(2)

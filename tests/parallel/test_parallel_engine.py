@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from hangs import PATIENCE
 
 import tightrope as tr
 from tightrope.cli.main import main
@@ -171,6 +172,17 @@ def test_whoever_is_no_cluster_is_refused(
     with server(answer) as address, pytest.raises(tr.UserError) as caught:
         check_address(address)
     assert str(caught.value).startswith(f"no Ray cluster answers at {address} ({why})")
+
+
+def test_names_that_are_looked_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr(reaching, "SECONDS", 0.5)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: asked.wait(PATIENCE) and [])
+    try:
+        with pytest.raises(tr.UserError, match=r"answers at nowhere:6379 \(no answer\)"):
+            check_address("nowhere:6379")
+    finally:
+        asked.set()
 
 
 @pytest.mark.usefixtures("pretended")
