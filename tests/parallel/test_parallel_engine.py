@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,6 +184,19 @@ def test_names_that_are_looked_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
             check_address("nowhere:6379")
     finally:
         asked.set()
+
+
+def test_a_cluster_that_ray_has_noted_may_be_gone(
+    certifiable: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = ["127.0.0.1:1"]
+    services = SimpleNamespace(canonicalize_bootstrap_address=lambda address: noted[0])
+    ray = SimpleNamespace(_private=SimpleNamespace(services=services))
+    monkeypatch.setattr(on_ray, "load_ray", lambda: ray)
+    message = error_of(certifiable, engine="ray", address="auto")
+    assert message.startswith("no Ray cluster answers at 127.0.0.1:1 (")
+    with server(SETTINGS) as noted[0]:
+        on_ray.RayCluster("auto").check()
 
 
 @pytest.mark.usefixtures("pretended")
