@@ -1,5 +1,7 @@
 """Training on a pretended GPU: the same numbers as the CPU, and every tensor in its place."""
 
+import sys
+
 import gpu_steps
 import pytest
 import torch
@@ -128,11 +130,13 @@ def batches(device):
     )
 
 
-def trainer(device, **given):
+def trainer(device, net="norm", **given):
     settings = Settings.parse({**GIVEN, **given}).resolve(normalize=False, network={})
     torch.manual_seed(4)
-    net = gpu_steps.network()
-    return Trainer(net, gpu_steps.SHAPE, settings, settings.objective(), torch.device(device))
+    made, objective = gpu_steps.NETWORKS[net](), settings.objective()
+    teacher = gpu_steps.network().eval() if objective.needs_teacher else None
+    where = gpu_steps.SHAPE, settings, objective, torch.device(device)
+    return Trainer(made, *where, teacher=teacher)
 
 
 def train(made, device):
@@ -158,27 +162,57 @@ def test_a_training_is_the_same(optimizer, monkeypatch):
     assert counts.uploads.total() and not counts.unpinned
 
 
+PLAIN = {"average_from": None, "annealing_epochs": 0, "precise_bn": False, "taps.steps": None}
+OTHERS = {
+    "helped": {"sam_rho": 0.05, "edac_weight": 0.3, "tightness_weight": 1e-3},
+    "smoothed": {"smoothing": "pgpe", "smoothing_pairs": 2, "average_decay": 0.9},
+    "taught": {**PLAIN, "method": "ad-cert", "ad-cert.steps": 2, "accumulate": 2},
+    "staged": {**PLAIN, "net": "plain", "method": "colt", "colt.layers": "0,1,2", "colt.steps": 2},
+    "distances": {**PLAIN, "net": "distances", "method": "sortnet", "sortnet.ramp_end": 2},
+    "short": {"search_precision": "bf16", "deterministic": True},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_trainings_are_the_same_and_resume(name, tmp_path, monkeypatch):
+    given = {k: v for k, v in {**GIVEN, **OTHERS[name]}.items() if v is not None}
+    monkeypatch.setattr(sys.modules[__name__], "GIVEN", given)
+    given = {"net": given.pop("net", "norm")}
+    gpu_steps.as_on_gpu(monkeypatch)
+    records, weights = train(trainer("cpu", **given), "cpu")
+    with pretend_cuda():
+        found, others = train(trainer("cuda", **given), "cuda")
+        last = resumed_after_an_epoch("cuda", "cuda", tmp_path, given)
+    assert found == records and all(map(torch.equal, others, weights))
+    assert last[0] == records[1:] and all(map(torch.equal, last[1], weights))
+
+
 @pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
 def test_a_training_continues_on_another_device(first, then, tmp_path, monkeypatch):
     gpu_steps.as_on_gpu(monkeypatch)
     _, weights = train(trainer("cpu"), "cpu")
+    with pretend_cuda():
+        records, found = resumed_after_an_epoch(first, then, tmp_path, {}, epochs=2)
+    assert len(records) == 1
+    assert all(map(torch.equal, found, weights))
+
+
+def resumed_after_an_epoch(first, then, folder, given, epochs=1):
+    """Train on one device for some epochs, go on with the checkpoint on another."""
 
     class StopError(Exception):
         pass
 
     def stop(made, record, selected):
-        save_checkpoint(made.checkpoint(), tmp_path / "checkpoint.pt")
-        if record["epoch"] == 1:
+        save_checkpoint(made.checkpoint(), folder / "checkpoint.pt")
+        if record["epoch"] == epochs - 1:
             raise StopError
 
-    with pretend_cuda():
-        with pytest.raises(StopError):
-            trainer(first).run(*batches(first), on_epoch=stop)
-        resumed = trainer(then)
-        resumed.restore(load_checkpoint(tmp_path / "checkpoint.pt"))
-        records, found = train(resumed, then)
-    assert len(records) == 1
-    assert all(map(torch.equal, found, weights))
+    with pytest.raises(StopError):
+        trainer(first, **given).run(*batches(first), on_epoch=stop)
+    resumed = trainer(then, **given)
+    resumed.restore(load_checkpoint(folder / "checkpoint.pt"))
+    return train(resumed, then)
 
 
 def test_a_seed_means_the_same_network_on_every_device():
