@@ -1,16 +1,29 @@
-"""Two versions in turn: what the benchmark of steps prints is read, and compared by medians."""
+"""Benchmarks and examples use what there is; two versions in turn are compared by medians."""
 
+import ast
 import importlib
 from pathlib import Path
 
 import pytest
 
-PRINTED = Path(__file__).parents[1] / "docs" / "results" / "benchmarks" / "steps.txt"
+ROOT = Path(__file__).parents[1]
+PRINTED = ROOT / "docs" / "results" / "benchmarks" / "steps.txt"
+SCRIPTS = [*sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_imports_what_there_is(script):
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tightrope"):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                assert hasattr(module, alias.name) or importlib.import_module(submodule)
 
 
 @pytest.fixture
 def in_turn(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("in_turn")
 
 
