@@ -28,12 +28,12 @@ import torch
 from networks import BATCH, RADIUS, annealed_state, build
 from torch import Tensor
 
+from tightrope.allocation import reuse_freed_memory
 from tightrope.attacks import attack_margins, latent_steps, wrong_classes
 from tightrope.attacks.kernels import chains, last_layer
 from tightrope.box import Box
 from tightrope.domains import interval
 from tightrope.graph import Graph, trace
-from tightrope.training.memory import reuse_freed_memory
 from tightrope.training.objectives.propagation import estimated_margins
 
 STEPS = latent_steps(20)

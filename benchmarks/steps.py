@@ -25,9 +25,9 @@ sleep_while_waiting()  # before torch is loaded
 import torch
 from networks import BATCH, RADIUS, State, annealed_state, build, endless
 
+from tightrope.allocation import reuse_freed_memory
 from tightrope.graph import trace
 from tightrope.training.assistance import assisted
-from tightrope.training.memory import reuse_freed_memory
 from tightrope.training.objectives import (
     ADCERT,
     CROWNIBP,

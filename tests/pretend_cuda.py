@@ -48,6 +48,12 @@ _WAITING = {
     "unique_consecutive", "bincount", "is_nonzero", "_linalg_check_errors", "linalg_eigvals",
     "linalg_lstsq", "allclose", "multinomial", "histogram",
 }  # fmt: skip
+# Where PyTorch decides that these are to be handled by a mode.
+_WAYS_BACK = {
+    torch.autograd.grad: "torch.autograd.has_torch_function",
+    torch.autograd.backward: "torch.autograd.has_torch_function",
+    Tensor.backward: "torch._tensor.has_torch_function_unary",
+}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 _INDEXED = {"index_select", "gather", "scatter", "scatter_", "index_add", "index_add_", "take"}
 
@@ -153,6 +159,9 @@ class _Factories(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        if func in _WAYS_BACK:  # what is written in Python on the way back asks, too
+            with self, mock.patch(_WAYS_BACK[func], lambda *given: False):
+                return func(*args, **kwargs)
         if name in ("to", "cpu", "cuda") and func is getattr(Tensor, name, None):
             return self._moved(name, args, kwargs)
         if name == "pin_memory":

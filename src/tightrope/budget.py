@@ -25,6 +25,7 @@ from tightrope.limits import MEMORY_BYTES
 
 # Parts of the budget that several computations, and what they hold for later, can take at a time.
 PARTS = 4
+LARGEST_PART = 1 << 40  # bytes of a part on a GPU: what is free there is less
 # Multiply-adds between two looks at the clock: a fraction of a second on one core.
 STEP = 1 << 30
 # What a command can do about a device that is too small for it.

@@ -10,6 +10,8 @@ from tightrope import devices
 from tightrope.graph import distance, trace
 from tightrope.nets import Normalize, powers
 from tightrope.nets.distance import Bias, Distance, MeanShift, Nearest
+from tightrope.training.assistance import assisted
+from tightrope.training.settings import Settings
 from tightrope.training.step import Step
 from tightrope.training.teachers import frozen_teacher
 
@@ -44,9 +46,23 @@ def batch(samples=7):
     return x, torch.randint(4, (samples,), generator=generator)
 
 
-def step(objective, device, *, radius=0.05, annealing=False, **options):
-    """Return what a step says, its gradients and the running statistics."""
-    net, graph, state = _traced(device, objective.trains_distances)
+def plain_network():
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1))
+    head = (nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 4))
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), *head)
+
+
+NETWORKS = {"norm": network, "plain": plain_network, "distances": distance_network}
+
+
+def step(objective, device, *, radius=0.05, annealing=False, net="norm", **options):
+    """Return what a step says, its gradients and the running statistics.
+
+    `helpers` are settings of what is put around it.
+    """
+    given = Settings.parse(options.pop("helpers", {}))
+    net, graph, state = _traced(device, "distances" if objective.trains_distances else net)
     with torch.no_grad():
         for tensor, value in zip(net.state_dict().values(), state, strict=True):
             real(tensor).copy_(value)
@@ -54,16 +70,19 @@ def step(objective, device, *, radius=0.05, annealing=False, **options):
     x, y = (t.to(device) for t in batch())
     if getattr(objective, "needs_teacher", False):
         options["teacher"] = _teacher(device)
+    options["tightness_weight"] = given.tightness_weight
+    plain = Step(graph, objective, 0.1, **options)
+    taken = assisted(plain, given, torch.optim.SGD(net.parameters(), 1e-2))
     torch.manual_seed(2)
-    result = Step(graph, objective, 0.1, **options)(x, y, radius, annealing=annealing)
+    result = taken(x, y, radius, annealing=annealing)
     gradients = {name: real(p.grad) for name, p in net.named_parameters()}
     return result, gradients, {name: real(b).clone() for name, b in net.named_buffers()}
 
 
 @cache
-def _traced(device, distances):
+def _traced(device, name):
     """Tracing takes longer than a step; the graph shares the tensors of the network."""
-    make = distance_network if distances else network
+    make = NETWORKS[name]
     net = make().to(device)
     return net, trace(net, SHAPE), [t.clone() for t in make().state_dict().values()]
 

@@ -12,6 +12,7 @@ from torch import nn
 import tightrope as tr
 from tightrope import nets
 from tightrope.certification.bounding import METHODS
+from tightrope.certification.search import shared
 from tightrope.certification.stages import STAGES
 from tightrope.runs import Run
 
@@ -46,6 +47,24 @@ def test_bounds_are_the_same(method, alike):
     assert torch.equal(real(found.upper), expected.upper)
 
 
+def test_slopes_of_many_images_are_optimised_together(alike):
+    net, x = small(), inputs(6)
+    alone = [tr.bounds(net, one[None], eps=0.2, method="alpha") for one in x]
+    with pretend_cuda() as counts:
+        gpu = small("cuda")
+        tr.bounds(gpu, x[:1].to("cuda"), eps=0.2, method="alpha")
+        first = counts.ops.total()
+        found = real(tr.bounds(gpu, x.to("cuda"), eps=0.2, method="alpha").corners)
+        assert counts.ops.total() - first < 2 * first
+    crown = tr.bounds(net, x, eps=0.2)
+    gained = [[c.upper - c.lower for c in alone], list(crown.upper - crown.lower)]
+    width, loose = (float(torch.cat([w.flatten() for w in each]).sum()) for each in gained)
+    # Those of one image alone come from a reduced network: another order of the same sums.
+    assert float((found[1] - found[0]).sum()) <= width + 0.05 * (loose - width)
+    outputs = net(x).double()
+    assert (found[0] <= outputs).all() and (outputs <= found[1]).all()
+
+
 def timeless(answer):
     """Return an answer without what a clock says."""
     values = {f.name: real(getattr(answer, f.name)) for f in dataclasses.fields(answer)}
@@ -64,6 +83,49 @@ def test_one_sample_has_the_same_answer(eps, split, alike, monkeypatch):
     with pretend_cuda():
         answer = tr.verify(small("cuda"), x.to("cuda"), label, **options)
         found = timeless(answer)
+    assert found[0] == expected[0]
+    assert (found[1] is None) == (expected[1] is None)
+    assert found[1] is None or torch.equal(found[1], expected[1])
+
+
+def bent(activation):
+    torch.manual_seed(4)
+    layers = (nn.Flatten(), nn.Linear(64, 8), activation(), nn.Linear(8, 6), activation())
+    return nn.Sequential(*layers, nn.Linear(6, 4)).eval()
+
+
+OTHERS = {
+    "smooth": lambda: bent(nn.Tanh),
+    "leaky": lambda: bent(nn.LeakyReLU),
+    "distances": gpu_steps.distance_network,
+}
+
+
+@pytest.mark.parametrize("eps", [0.005, 0.05])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_networks_have_the_same_answer(name, eps, alike):
+    x = inputs(1)[0]
+    net = OTHERS[name]().eval()
+    label, options = int(net(x[None]).argmax()), {"eps": eps, "timeout": 6000}
+    expected = timeless(tr.verify(net, x, label, **options))
+    with pretend_cuda() as counts:
+        found = timeless(
+            tr.verify(OTHERS[name]().eval().to("cuda"), x.to("cuda"), label, **options)
+        )
+    assert counts.ops.total() > 10
+    assert found[0] == expected[0]
+    assert (found[1] is None) == (expected[1] is None)
+    assert found[1] is None or torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("l2", 0.1), ("l1", 0.3), ("l2", 2.0)])
+def test_balls_have_the_same_answer(norm, eps, alike):
+    x = inputs(1)[0]
+    label = int(small()(x[None]).argmax())
+    options = {"eps": eps, "norm": norm, "timeout": 6000}
+    expected = timeless(tr.verify(small(), x, label, **options))
+    with pretend_cuda():
+        found = timeless(tr.verify(small("cuda"), x.to("cuda"), label, **options))
     assert found[0] == expected[0]
     assert (found[1] is None) == (expected[1] is None)
     assert found[1] is None or torch.equal(found[1], expected[1])
@@ -110,7 +172,10 @@ def test_a_certification_is_the_same(stages, certifiable, tmp_path, alike):
     assert len({r["verdict"] for r in records(copy)}) > 1
 
 
-def test_searches_that_share_batches_are_the_same(tmp_path, alike):
+@pytest.mark.parametrize("largest", [1 << 14, 1])
+def test_searches_that_share_batches_are_the_same(largest, tmp_path, alike, monkeypatch):
+    """On a GPU they do whatever the size of the network."""
+    monkeypatch.setattr(shared, "NEURONS", largest)
     from handmade import write_run
 
     torch.manual_seed(2)
@@ -134,11 +199,21 @@ def test_searches_that_share_batches_are_the_same(tmp_path, alike):
     assert {r["verdict"] for r in expected} == {"verified", "falsified"}
 
 
-def test_attacks_and_estimates_are_the_same(certifiable, alike):
-    options = {"eps": 0.1, "steps": 8, "restarts": 2}
-    for evaluate in (tr.attack, tr.estimate):
-        expected = dataclasses.asdict(evaluate(certifiable, device="cpu", **options))
-        with pretend_cuda():
-            found = dataclasses.asdict(evaluate(certifiable, device="cuda", **options))
-        assert found.pop("seconds") and expected.pop("seconds")
-        assert found == expected
+EVALUATED = {
+    "attack": (tr.attack, {"eps": 0.1, "steps": 8, "restarts": 2}),
+    "suite": (tr.attack, {"eps": 0.1, "suite": "autoattack"}),
+    "ball": (tr.attack, {"eps": 0.3, "norm": "l2", "steps": 8, "restarts": 2}),
+    "estimate": (tr.estimate, {"eps": 0.1, "steps": 8, "restarts": 2}),
+    "smooth": (tr.smooth, {"sigma": 0.2, "draws": 200, "selection": 20}),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_what_evaluates_a_run_says_the_same(name, certifiable, alike):
+    evaluate, options = EVALUATED[name]
+    expected = dataclasses.asdict(evaluate(certifiable, device="cpu", **options))
+    with pretend_cuda() as counts:
+        found = dataclasses.asdict(evaluate(certifiable, device="cuda", **options))
+    assert counts.ops.total() > 10
+    assert found.pop("seconds") and expected.pop("seconds")
+    assert found == expected

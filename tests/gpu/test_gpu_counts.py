@@ -11,8 +11,22 @@ from pretend_cuda import pretend_cuda
 from tightrope import nets
 from tightrope.graph import trace
 from tightrope.training import connector
+from tightrope.training.assistance import assisted
 from tightrope.training.initialization import initialize
-from tightrope.training.objectives import IBP, SABR, STAPS, TAPS
+from tightrope.training.objectives import (
+    ADCERT,
+    CAP,
+    CROWNIBP,
+    IBP,
+    MART,
+    SABR,
+    STAPS,
+    TAPS,
+    ARoW,
+    CCDist,
+    DiffAI,
+    Noise,
+)
 from tightrope.training.settings import Settings
 from tightrope.training.step import Step
 from tightrope.training.trainer import make_optimizer
@@ -39,17 +53,22 @@ def cnn7():
 def count(cnn7, objective, samples=8, **options):
     """Return the counts of a whole step: zeroed gradients, the loss, backward, the optimiser."""
     module, graph = cnn7
+    helpers = Settings.parse(options.pop("helpers", {}))
     generator = torch.Generator().manual_seed(2)
     x = torch.rand(samples, *SHAPE, generator=generator)
     y = torch.randint(10, (samples,), generator=generator)
     with pretend_cuda() as counts:
         optimizer = make_optimizer(module, SETTINGS)
         x, y = x.to("cuda"), y.to("cuda")
-        step = Step(graph, objective, EPS, **options)
+        if getattr(objective, "needs_teacher", False):
+            options["teacher"] = graph.fold_batchnorm().detach()
+        annealing = bool(options) and "teacher" not in options
+        plain = Step(graph, objective, EPS, tightness_weight=helpers.tightness_weight, **options)
+        step = assisted(plain, helpers, optimizer)
         for _ in range(2):  # the first makes the optimiser's state
             counts.clear()
             optimizer.zero_grad(set_to_none=True)
-            step(x, y, EPS, annealing=bool(options))
+            step(x, y, EPS, annealing=annealing)
             torch.nn.utils.clip_grad_norm_(module.parameters(), 10.0, foreach=True)
             optimizer.step()
     return counts
@@ -62,6 +81,21 @@ LIMITS = {
     "taps-3": (TAPS(3), 1080, 4),
     "staps-1": (STAPS(1), 1400, 4),
     "taps-1-restarts": (TAPS(1, restarts=3), 1500, 10),
+    "crown-ibp": (CROWNIBP(end_beta=0.5), 1250, 1),
+    "crown-ibp-fused": (CROWNIBP(end_beta=0.5, loss="fused"), 1330, 1),
+    "diffai": (DiffAI(), 560, 1),
+    "cap": (CAP(), 8800, 1),
+    "ad-cert": (ADCERT(), 1050, 1),
+    "cc-dist": (CCDist(), 1080, 1),
+    "arow": (ARoW(), 980, 1),
+    "mart": (MART(), 930, 1),
+    "noise": (Noise(), 380, 1),
+}
+HELPERS = {
+    "sam": ({"sam_rho": 0.05}, 1150, 2),
+    "edac": ({"edac_weight": 0.3}, 1410, 2),
+    "rgs": ({"smoothing": "rgs", "smoothing_pairs": 1}, 1120, 2),
+    "tightness": ({"tightness_weight": 1e-4}, 860, 1),
 }
 
 
@@ -69,6 +103,15 @@ LIMITS = {
 def test_a_step_launches_and_waits_no_more_than(name, cnn7):
     objective, ops, waits = LIMITS[name]
     counts = count(cnn7, objective)
+    assert counts.ops.total() <= ops, counts.describe()
+    assert counts.waits.total() <= waits, counts.describe()
+    assert not counts.uploads
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_a_step_with_a_helper_launches_and_waits_no_more_than(name, cnn7):
+    given, ops, waits = HELPERS[name]
+    counts = count(cnn7, IBP(), helpers=given)
     assert counts.ops.total() <= ops, counts.describe()
     assert counts.waits.total() <= waits, counts.describe()
     assert not counts.uploads

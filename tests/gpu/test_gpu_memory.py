@@ -138,11 +138,16 @@ def test_a_property_is_unknown(tmp_path):
     assert "too little memory" in answer.reason and "--device" in answer.reason
 
 
-@pytest.mark.parametrize("method", ["crown-ibp", "crown", "alpha"])
-def test_what_is_free_on_the_card_decides_how_much_is_computed_at_a_time(method, monkeypatch):
+CASES = [(method, images) for method in ("crown-ibp", "crown", "alpha") for images in (1, 3)]
+
+
+@pytest.mark.parametrize(("method", "images"), CASES)
+def test_what_is_free_on_the_card_decides_how_much_is_computed_at_a_time(
+    method, images, monkeypatch
+):
     torch.manual_seed(3)
     layers = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten())
-    net, x = nn.Sequential(*layers, nn.Linear(576, 6)), torch.rand(1, 1, 16, 16)
+    net, x = nn.Sequential(*layers, nn.Linear(576, 6)), torch.rand(images, 1, 16, 16)
     found = []
     with pretend_cuda() as counts:
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: 0)
@@ -153,8 +158,9 @@ def test_what_is_free_on_the_card_decides_how_much_is_computed_at_a_time(method,
             box = tr.bounds(net.to("cuda"), x.to("cuda"), eps=0.02, method=method)
             found.append((counts.ops.total(), real(box.lower)))
     (at_once, plenty), (in_parts, little) = found
-    if method == "alpha":  # slopes of a network that cannot be reduced there are not optimised
+    if (method, images) == ("alpha", 1):  # a network that cannot be reduced there keeps its slopes
         assert in_parts < at_once and (little <= plenty + 1e-3).all()
     else:
         assert in_parts > 1.5 * at_once
-        assert torch.allclose(plenty, little, rtol=1e-12, atol=1e-12)
+        near = 1e-5 if method == "alpha" else 1e-12  # slopes are searched for in float32
+        assert torch.allclose(plenty, little, rtol=near, atol=near)

@@ -1,5 +1,7 @@
 """Training on a pretended GPU: the same numbers as the CPU, and every tensor in its place."""
 
+import sys
+
 import gpu_steps
 import pytest
 import torch
@@ -10,7 +12,20 @@ from tightrope.data.augmentation import Augmentation
 from tightrope.graph import trace
 from tightrope.training.batchnorm import precise_batchnorm
 from tightrope.training.checkpoints import load_checkpoint, save_checkpoint
-from tightrope.training.objectives import METHODS, STAPS, TAPS, Standard
+from tightrope.training.objectives import (
+    ADCERT,
+    CAP,
+    COLT,
+    CROWNIBP,
+    IBP,
+    METHODS,
+    SABR,
+    STAPS,
+    TAPS,
+    DiffAI,
+    SortNet,
+    Standard,
+)
 from tightrope.training.settings import Settings
 from tightrope.training.trainer import Trainer
 
@@ -25,6 +40,22 @@ OBJECTIVES |= {
     "taps-single": TAPS(classifier_relus=1, estimators="single"),
     "taps-restarts": TAPS(classifier_relus=2, restarts=2, connector=0.0),
     "staps-shrink": STAPS(classifier_relus=1, shrink=0.8),
+    "crown-ibp-margins": CROWNIBP(end_beta=0.5, end_kappa=0.3),
+    "crown-ibp-fused": CROWNIBP(end_beta=0.5, loss="fused"),
+    "crown-ibp-all-layers": CROWNIBP(end_beta=0.5, bounds="crown"),
+    "diffai-hybrid": DiffAI(domain="hrand", correlated=5, relu="smooth", center="random"),
+    "diffai-zonotopes": DiffAI(domain="z", relu="deepz", loss="worst", center="attack"),
+    "cap-projections": CAP(projections=5),
+    "ad-cert-rslad": ADCERT(imitate="rslad", attack="teacher", teacher_input="adversarial"),
+    "sortnet-hinge": SortNet(loss="hinge"),
+}
+HELPERS = {
+    "rgs": (Standard(), {"smoothing": "rgs", "smoothing_pairs": 2}),
+    "pgpe": (SABR(), {"smoothing": "pgpe", "smoothing_pairs": 2}),
+    "sam": (TAPS(classifier_relus=1), {"sam_rho": 0.1}),
+    "edac": (IBP(), {"edac_weight": 0.3}),
+    "tightness": (IBP(), {"tightness_weight": 0.1}),
+    "all": (STAPS(classifier_relus=2), {"edac_weight": 0.3, "sam_rho": 0.1}),
 }
 
 
@@ -36,6 +67,21 @@ def test_a_step_is_the_same(name, monkeypatch):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_step_in_parts_is_the_same(name, monkeypatch):
     gpu_steps.assert_same(*gpu_steps.on_both(OBJECTIVES[name], monkeypatch, accumulate=3))
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("name", HELPERS)
+def test_what_is_put_around_a_step_is_the_same(name, accumulate, monkeypatch):
+    objective, given = HELPERS[name]
+    options = {"helpers": given, "accumulate": accumulate}
+    gpu_steps.assert_same(*gpu_steps.on_both(objective, monkeypatch, **options))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_step_of_each_stage_is_the_same(number, monkeypatch):
+    stage = COLT(layers=(0, 1, 2), steps=3).stages[number]
+    found = gpu_steps.on_both(stage.objective, monkeypatch, net="plain", progress=0.4)
+    gpu_steps.assert_same(*found)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -84,11 +130,13 @@ def batches(device):
     )
 
 
-def trainer(device, **given):
+def trainer(device, net="norm", **given):
     settings = Settings.parse({**GIVEN, **given}).resolve(normalize=False, network={})
     torch.manual_seed(4)
-    net = gpu_steps.network()
-    return Trainer(net, gpu_steps.SHAPE, settings, settings.objective(), torch.device(device))
+    made, objective = gpu_steps.NETWORKS[net](), settings.objective()
+    teacher = gpu_steps.network().eval() if objective.needs_teacher else None
+    where = gpu_steps.SHAPE, settings, objective, torch.device(device)
+    return Trainer(made, *where, teacher=teacher)
 
 
 def train(made, device):
@@ -114,27 +162,57 @@ def test_a_training_is_the_same(optimizer, monkeypatch):
     assert counts.uploads.total() and not counts.unpinned
 
 
+PLAIN = {"average_from": None, "annealing_epochs": 0, "precise_bn": False, "taps.steps": None}
+OTHERS = {
+    "helped": {"sam_rho": 0.05, "edac_weight": 0.3, "tightness_weight": 1e-3},
+    "smoothed": {"smoothing": "pgpe", "smoothing_pairs": 2, "average_decay": 0.9},
+    "taught": {**PLAIN, "method": "ad-cert", "ad-cert.steps": 2, "accumulate": 2},
+    "staged": {**PLAIN, "net": "plain", "method": "colt", "colt.layers": "0,1,2", "colt.steps": 2},
+    "distances": {**PLAIN, "net": "distances", "method": "sortnet", "sortnet.ramp_end": 2},
+    "short": {"search_precision": "bf16", "deterministic": True},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_trainings_are_the_same_and_resume(name, tmp_path, monkeypatch):
+    given = {k: v for k, v in {**GIVEN, **OTHERS[name]}.items() if v is not None}
+    monkeypatch.setattr(sys.modules[__name__], "GIVEN", given)
+    given = {"net": given.pop("net", "norm")}
+    gpu_steps.as_on_gpu(monkeypatch)
+    records, weights = train(trainer("cpu", **given), "cpu")
+    with pretend_cuda():
+        found, others = train(trainer("cuda", **given), "cuda")
+        last = resumed_after_an_epoch("cuda", "cuda", tmp_path, given)
+    assert found == records and all(map(torch.equal, others, weights))
+    assert last[0] == records[1:] and all(map(torch.equal, last[1], weights))
+
+
 @pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
 def test_a_training_continues_on_another_device(first, then, tmp_path, monkeypatch):
     gpu_steps.as_on_gpu(monkeypatch)
     _, weights = train(trainer("cpu"), "cpu")
+    with pretend_cuda():
+        records, found = resumed_after_an_epoch(first, then, tmp_path, {}, epochs=2)
+    assert len(records) == 1
+    assert all(map(torch.equal, found, weights))
+
+
+def resumed_after_an_epoch(first, then, folder, given, epochs=1):
+    """Train on one device for some epochs, go on with the checkpoint on another."""
 
     class StopError(Exception):
         pass
 
     def stop(made, record, selected):
-        save_checkpoint(made.checkpoint(), tmp_path / "checkpoint.pt")
-        if record["epoch"] == 1:
+        save_checkpoint(made.checkpoint(), folder / "checkpoint.pt")
+        if record["epoch"] == epochs - 1:
             raise StopError
 
-    with pretend_cuda():
-        with pytest.raises(StopError):
-            trainer(first).run(*batches(first), on_epoch=stop)
-        resumed = trainer(then)
-        resumed.restore(load_checkpoint(tmp_path / "checkpoint.pt"))
-        records, found = train(resumed, then)
-    assert len(records) == 1
-    assert all(map(torch.equal, found, weights))
+    with pytest.raises(StopError):
+        trainer(first, **given).run(*batches(first), on_epoch=stop)
+    resumed = trainer(then, **given)
+    resumed.restore(load_checkpoint(folder / "checkpoint.pt"))
+    return train(resumed, then)
 
 
 def test_a_seed_means_the_same_network_on_every_device():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from hangs import PATIENCE
 
 from tightrope.errors import UserError
 from tightrope.parallel import Send, Watcher, run_in_processes
@@ -58,6 +60,24 @@ class Nested:
         items = [Item(item.number), Item(item.number + 1)]
         run_in_processes(partial(Squares, self.folder), items, seen, workers=1, threads=1)
         return sum(seen.results.values())
+
+
+@dataclass
+class Cards:
+    """Sends who it is, and which GPUs it sees, once as many workers as were hoped for are there."""
+
+    folder: Path
+    hoped: int
+
+    def __post_init__(self) -> None:
+        (self.folder / f"worker-{os.getpid()}").touch()
+
+    def __call__(self, item: Item, send: Send) -> int:
+        end = time.monotonic() + PATIENCE
+        while len(list(self.folder.iterdir())) < self.hoped and time.monotonic() < end:
+            time.sleep(0.05)
+        send((item.number, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")))
+        return 0
 
 
 def unable() -> Any:

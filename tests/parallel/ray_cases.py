@@ -16,7 +16,7 @@ import gated
 import ray
 from handmade import certifiable_run
 from hangs import PATIENCE
-from parallel_tasks import Item, Seen, Squares, unable
+from parallel_tasks import Cards, Item, Seen, Squares, unable
 from ray.cluster_utils import Cluster
 from test_certification_sharing import hard_sample
 from test_study_compare_jobs import SETTINGS as TWO
@@ -186,6 +186,29 @@ def tasks(scratch: Path) -> dict[str, Any]:
     }
 
 
+def cards(scratch: Path) -> dict[str, Any]:
+    """Two cards, which Ray only believes in, half of one for each worker; then none for any."""
+    found: dict[str, Any] = {}
+    started = {"address": "local", "include_dashboard": False, "log_to_driver": False}
+    ray.init(num_cpus=6, num_gpus=2, **started)
+    for name, share, hoped in (("halves", 0.5, 4), ("none", 0.0, 6)):
+        seen, folder = Seen(), scratch / name
+        folder.mkdir()
+        items = [Item(number) for number in range(20)]
+        prepare = partial(Cards, folder, hoped)
+        run_on_ray(prepare, items, seen, cluster=RayCluster(gpus_per_task=share), workers=None)
+        found[name] = sorted({(pid, card) for _, pid, card in seen.messages})
+    ray.shutdown()
+    ray.init(num_cpus=1, num_gpus=0, **started)
+    try:
+        where = RayCluster(gpus_per_task=1.0)
+        run_on_ray(partial(Squares, scratch), [Item(1)], Seen(), cluster=where, workers=None)
+    except tr.UserError as error:
+        found["refused"] = str(error)
+    ray.shutdown()
+    return found
+
+
 def parts(scratch: Path) -> dict[str, Any]:
     """A sample whose search is worth sharing, on two workers."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -230,7 +253,9 @@ def studies(scratch: Path) -> dict[str, Any]:
     }
 
 
-CASES = {case.__name__: case for case in (lost_node, lost_driver, drive, tasks, parts, studies)}
+CASES = {
+    case.__name__: case for case in (lost_node, lost_driver, drive, tasks, cards, parts, studies)
+}
 
 if __name__ == "__main__":
     result = CASES[sys.argv[1]](Path(sys.argv[2]))

@@ -7,9 +7,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hangs import PATIENCE
 
 import tightrope as tr
 from tightrope.cli.main import main
@@ -171,6 +173,30 @@ def test_whoever_is_no_cluster_is_refused(
     with server(answer) as address, pytest.raises(tr.UserError) as caught:
         check_address(address)
     assert str(caught.value).startswith(f"no Ray cluster answers at {address} ({why})")
+
+
+def test_names_that_are_looked_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr(reaching, "SECONDS", 0.5)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: asked.wait(PATIENCE) and [])
+    try:
+        with pytest.raises(tr.UserError, match=r"answers at nowhere:6379 \(no answer\)"):
+            check_address("nowhere:6379")
+    finally:
+        asked.set()
+
+
+def test_a_cluster_that_ray_has_noted_may_be_gone(
+    certifiable: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = ["127.0.0.1:1"]
+    services = SimpleNamespace(canonicalize_bootstrap_address=lambda address: noted[0])
+    ray = SimpleNamespace(_private=SimpleNamespace(services=services))
+    monkeypatch.setattr(on_ray, "load_ray", lambda: ray)
+    message = error_of(certifiable, engine="ray", address="auto")
+    assert message.startswith("no Ray cluster answers at 127.0.0.1:1 (")
+    with server(SETTINGS) as noted[0]:
+        on_ray.RayCluster("auto").check()
 
 
 @pytest.mark.usefixtures("pretended")

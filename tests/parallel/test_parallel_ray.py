@@ -84,6 +84,14 @@ def test_items_that_workers_die_of(tmp_path: Path) -> None:
     assert found["unable"] == "weights"
 
 
+@pytest.mark.slow
+def test_cards_are_shared_as_asked(tmp_path: Path) -> None:
+    found = outcome("cards", tmp_path / "scratch")
+    assert sorted(card for _, card in found["halves"]) == ["0", "0", "1", "1"]
+    assert [card for _, card in found["none"]] == [""] * 6  # nobody uses what was not asked for
+    assert found["refused"] == "--gpus-per-task is given, but the cluster has no GPU"
+
+
 def test_a_search_in_parts(tmp_path: Path) -> None:
     found = outcome("parts", tmp_path / "scratch")
     assert "Part" in found["parts"] and found["verified"] == 1

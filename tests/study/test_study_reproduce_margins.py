@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tightrope as tr
 from tightrope.runs import Run
 from tightrope.runs.found import read_objects
-from tightrope.study import margins
+from tightrope.study import margins, work
 from tightrope.study.experiments.precision import contradicts
 from tightrope.study.measured import EXACT, Damaged, Measured
 from tightrope.study.plans import Plan
@@ -57,6 +58,20 @@ def test_everything_is_there(finished: Path) -> None:
     run = Measured(finished)
     assert run.samples == 8 and len(run.margins("taps")) == 60 and len(run.exact) == 6
     assert [("milp" in record) for record in run.exact] == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize(("device", "workers"), [("cpu", 8), ("cuda", 1), ("mps", 8)])
+def test_a_gpu_is_for_one_process(
+    device: str, workers: int, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proofs are computed on the CPU where the GPU has no float64."""
+    copy, found = tmp_path / "run", []
+    shutil.copytree(finished, copy)
+    (copy / "certification.json").unlink()
+    monkeypatch.setattr(work, "pick_device", lambda name: torch.device(device))
+    monkeypatch.setattr(work, "certify", lambda run, jobs, **options: found.append(jobs))
+    carry_out(PLAN, copy, threads=8, watch=lambda *_: None)
+    assert found == [workers]
 
 
 def test_estimates_are_those_of_the_command(finished: Path, tmp_path: Path) -> None:

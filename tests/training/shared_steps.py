@@ -175,6 +175,10 @@ TRAININGS: dict[str, dict[str, Any]] = {
         "optimizer": "sgd",
         "select": "best",
     },
+    "distances": {
+        **{"net": "distances", "method": "sortnet", "sortnet.ramp_start": 1, "accumulate": 2},
+        **{"sortnet.ramp_end": 4, "annealing_epochs": 0, "select": "best"},
+    },
     "few": {"method": "standard", "select": "best", "precise_bn": True, "clip": 0.1},
 }
 
@@ -198,7 +202,7 @@ def training(given: dict[str, Any], group: Group | None) -> dict[str, Any]:
     """Return what a whole training leaves behind: annealing, then the method itself."""
     shared = {"epochs": 5, "annealing_epochs": 2, "eps": 0.05, "learning_rate": 3e-3}
     given = {**shared, **given}
-    module = reference.NETS[given.pop("net", "norm")]()
+    module = NETS[given.pop("net", "norm")]()
     settings = Settings.parse(given).resolve(normalize=False, network={})
     made = settings.objective()
     teacher = reference.norm_net(9).eval() if made.needs_teacher else None

@@ -81,6 +81,7 @@ RESUMED = [
     {"method": "pgd", "pgd.steps": 2},
     {"method": "pgd", "pgd.steps": 2, "accumulate": 2, "optimizer": "radam"},
     {"method": "standard", "optimizer": "adamw", "decay_epochs": "1,2"},
+    {"method": "noise", "accumulate": 2},
     {"method": "arow", "arow.steps": 2},
     {"method": "mart", "mart.steps": 2, "edac_weight": 0.3},
     {"method": "ibp", "smoothing": "rgs", "smoothing_pairs": 2, "annealing_epochs": 1},

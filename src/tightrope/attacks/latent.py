@@ -7,6 +7,7 @@ are searched in one batch, cut into pieces by memory only.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -17,9 +18,9 @@ from tightrope.attacks import few_launches
 from tightrope.attacks.goals import CrossEntropy, Targeted
 from tightrope.attacks.kernels.chain_attack import attack_chain
 from tightrope.attacks.kernels.chains import FOLLOWED, Chain, chain
-from tightrope.attacks.pgd import NetworkLandscape, Search, Steps, climb, pgd
+from tightrope.attacks.pgd import NetworkLandscape, Search, Steps, climb, pgd, starting_points
 from tightrope.attacks.points import for_points
-from tightrope.box import Box, spread
+from tightrope.box import Box
 from tightrope.budget import memory_budget
 from tightrope.devices import launches
 from tightrope.graph import Graph
@@ -98,11 +99,9 @@ def attack_margins(
             memory=memory,
         )
     network = for_points(classifier)
-    points = box.sample(count) if start is None else _inside(box, start)
-    searches: dict[int, Search] = {}
-    for restart in range(restarts):
-        # Drawn for the whole batch, so that the pieces have no influence on the points.
-        fresh = points if restart == 0 else box.sample(count)
+    starts = starting_points(box, start, lambda: box.sample(count), restarts)
+    points, searches = next(starts), dict[int, Search]()
+    for fresh in itertools.chain([points], starts):
         for piece in _pieces(classifier, points, memory):
             rows = points[piece].flatten(0, 1)
             search = searches.setdefault(piece.start, Search(rows, settle=True))
@@ -126,23 +125,14 @@ def _launched(
 ) -> Tensor:
     """Attack by few launches, in pieces that fit into memory."""
     count = targets.shape[1]
-    first = box.sample(count) if start is None else _inside(box, start)
-    # Drawn for the whole batch, so that the pieces have no influence on the points.
-    starts = [first, *(box.sample(count) for _ in range(restarts - 1))]
+    starts = list(starting_points(box, start, lambda: box.sample(count), restarts))
     found = [
         few_launches.attack_chain(
             followed, box[p], labels[p], targets[p], [t[p] for t in starts], steps
         )
-        for p in _pieces(followed.classifier, first, memory)
+        for p in _pieces(followed.classifier, starts[0], memory)
     ]
     return found[0] if len(found) == 1 else torch.cat(found)
-
-
-def _inside(box: Box, start: Tensor) -> Tensor:
-    """Return the starting points inside the box, in the memory order of the box."""
-    result = spread(box.lower, start.shape[1])
-    lower, upper = (t.unsqueeze(1) for t in box.corners)
-    return torch.clamp(start, lower, upper, out=result)
 
 
 def attack_loss(

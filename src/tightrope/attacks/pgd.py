@@ -7,7 +7,7 @@ to the points are ever computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, Self
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tightrope.attacks.goals import Goal
-from tightrope.box import Box, flat
+from tightrope.box import Box, flat, spread
 from tightrope.devices import launches
 from tightrope.precision import search_precision
 
@@ -101,6 +101,23 @@ def pgd(
             points = narrowed.sample()
         climb(landscape.select(search.alive), narrowed, points, steps, search)
     return search.best
+
+
+def starting_points(
+    box: Box, given: Tensor | None, draw: Callable[[], Tensor], restarts: int
+) -> Iterator[Tensor]:
+    """Yield where each restart begins, [batch, count, ...]; the first at points that are `given`.
+
+    They are moved into the box. All others are drawn, for the whole batch, so that the pieces in
+    which it is searched have no influence on the points.
+    """
+    for restart in range(restarts):
+        if restart or given is None:
+            yield draw()
+        else:
+            lower, upper = (t.unsqueeze(1) for t in box.corners)
+            inside = spread(box.lower, given.shape[1])  # in the memory order of the box
+            yield torch.clamp(given, lower, upper, out=inside)
 
 
 class Search:

@@ -13,10 +13,12 @@ from tightrope.box import Box
 from tightrope.certification.arguments import Network, check_network
 from tightrope.certification.properties import PIXELS, Domain, parse_ball
 from tightrope.certification.regions import corners
+from tightrope.devices import launches
 from tightrope.domains import interval, zonotope
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients
 from tightrope.domains.linear.crown import ALPHA, CROWN, CROWN_IBP, best_bounds, relax
+from tightrope.domains.linear.together import optimized_units
 from tightrope.errors import UserError, shorten, unknown_name
 from tightrope.graph import Graph, trace
 from tightrope.graph.halves import share_halves
@@ -76,6 +78,8 @@ def bounds(
         if method == "zonotope":
             return zonotope.bounds(graph, box)[0]
         graph = expand_max_pools(share_halves(graph))
+        if method == "alpha" and len(box.lower) > 1 and launches(box.lower):
+            return _alpha_together(graph, box)
         if method == "alpha":
             boxes = [_alpha(graph, box[i : i + 1]) for i in range(len(box.lower))]
             return Box(
@@ -130,6 +134,23 @@ def _alpha(graph: Graph, box: Box) -> Box:
     shape = known.lower.shape
     return Box(
         torch.fmax(lower.view(shape), known.lower), torch.fmin(upper.view(shape), known.upper)
+    )
+
+
+def _alpha_together(graph: Graph, box: Box) -> Box:
+    """Bound a batch whose rows are optimised together, as many as fit into memory."""
+    relaxation = relax(graph, box, effort=ALPHA, rounding=ROUNDING)
+    known, target = relaxation.boxes[relaxation.output], relaxation.output
+    batch, size = len(known.lower), known.lower[0].numel()
+    place = torch.arange(size, device=known.lower.device).repeat(batch)
+    owner = torch.arange(batch, device=place.device).repeat_interleave(size)
+    lower, upper = (
+        sign * optimized_units(relaxation, target, place, owner, ALPHA, sign=sign)
+        for sign in (1.0, -1.0)
+    )
+    return Box(
+        torch.fmax(lower.view_as(known.lower), known.lower),
+        torch.fmin(upper.view_as(known.upper), known.upper),
     )
 
 

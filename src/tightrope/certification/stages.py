@@ -21,7 +21,7 @@ from tightrope.attacks import strong_attack
 from tightrope.attacks.apgd import Ball as AttackedBall
 from tightrope.attacks.autoattack import autoattack
 from tightrope.box import BallBox, Box, joined
-from tightrope.budget import fitting
+from tightrope.budget import LARGEST_PART, fitting
 from tightrope.certification import complete
 from tightrope.certification.problem import CHOICES, Choices, OpenProblem, Problem, proof, worst_row
 from tightrope.certification.refutation import confirmed
@@ -41,7 +41,6 @@ from tightrope.precision import ROUNDING
 NEURONS = 1 << 22
 CROWN_NEURONS = 1 << 18
 NEURON_BYTES = 128  # bounds, lines and magnitudes of a neuron
-LARGEST_PART = 1 << 40  # bytes, on a GPU: what is free there is less
 # Where few inputs vary: points that are looked at first, and seconds for them and what follows.
 PROBES, PROBING = 8192, 2.0
 QUICK_STEPS, FIRST_STEPS = 10, 50
@@ -258,7 +257,8 @@ def crown_stage(
         found = [proof(bound) for bound in worst_rows(relaxation, part)]
         left = [opened for opened, answer in zip(part, found, strict=True) if not answer]
         if left and shared.suits(subject, left, settings.choices):
-            better = iter(shared.SharedSearch(subject, left).root())
+            some = shared.parts(subject, left)
+            better = iter([a for few in some for a in shared.SharedSearch(subject, few).root()])
             found = [answer or next(better) for answer in found]
         answers += found
         for opened in part:
@@ -300,7 +300,7 @@ def shared_stage(
     """Decide what few splits decide, in batches that all problems share."""
     answers: list[Answer] = []
     try:
-        for part in _parts(subject, problems, shared.together(subject)):
+        for part in shared.parts(subject, problems):
             unknown = [opened for opened in part if opened.effort is not CROWN]
             for some in _parts(subject, unknown, _crowned(subject)) if unknown else ():
                 _by_lines(subject, some)

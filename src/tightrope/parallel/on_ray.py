@@ -48,7 +48,7 @@ class RayCluster:
 
     def check(self) -> None:
         """Refuse what cannot work, before anything is done."""
-        load_ray()
+        ray = load_ray()
         if not 0 <= self.gpus_per_task < math.inf:
             raise UserError(f"gpus per task must be 0 or more, got {self.gpus_per_task}")
         if self.gpus_per_task > 1 and self.gpus_per_task % 1:
@@ -56,7 +56,16 @@ class RayCluster:
                 f"gpus per task must be whole, or a share of one, got {self.gpus_per_task}"
             )
         if self.address is not None:
-            check_address(self.address)
+            check_address(_found_by(ray, self.address))
+
+
+def _found_by(ray: Any, address: str) -> str:
+    """Return the address that Ray has noted for `auto`: that cluster may be gone by now."""
+    services = getattr(getattr(ray, "_private", None), "services", None)
+    look = getattr(services, "canonicalize_bootstrap_address", None)
+    if address != "auto" or look is None:
+        return address
+    return look(address) or address
 
 
 def load_ray() -> Any:
@@ -100,7 +109,7 @@ def connected(cluster: RayCluster) -> Iterator[Any]:
         yield ray
         return
     address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
-    check_address(address)
+    check_address(_found_by(ray, address))
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address == "local":
         options["include_dashboard"] = False

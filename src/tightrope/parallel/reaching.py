@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import socket
+import threading
 import time
 
 from tightrope.errors import UserError, shorten
@@ -35,8 +37,30 @@ def check_address(address: str) -> None:
 
 
 def _greet(place: tuple[str, int]) -> bytes:
-    """Say hello; return the beginning of the answer, nothing if there is none in time."""
-    end = time.monotonic() + SECONDS
+    """Say hello; return the beginning of the answer, nothing if there is none in time.
+
+    To look up a name, and to try all of its machines, may take longer than anybody waits.
+    """
+    heard: queue.SimpleQueue[bytes | OSError] = queue.SimpleQueue()
+
+    def call() -> None:
+        try:
+            heard.put(_answer(place, time.monotonic() + SECONDS))
+        except OSError as error:
+            heard.put(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    try:
+        answer = heard.get(timeout=SECONDS)
+    except queue.Empty:
+        return b""
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
+def _answer(place: tuple[str, int], end: float) -> bytes:
+    """Call, and return what is heard until the end."""
     with socket.create_connection(place, timeout=SECONDS) as connection:
         connection.sendall(_GREETING)
         answer = b""

@@ -14,10 +14,12 @@ import torch
 
 from tightrope.certification.certifying import certify
 from tightrope.certification.smoothing.smoothing import smooth
+from tightrope.devices import pick_device
 from tightrope.errors import UserError
 from tightrope.files import open_to_append
 from tightrope.parallel import Send
 from tightrope.runs import Run
+from tightrope.runs.examination import proving_device
 from tightrope.study import remaining
 from tightrope.study.margins import estimate_margins, exact_margins, measure_splits
 from tightrope.study.plans import Plan
@@ -51,7 +53,7 @@ def carry_out(
     if "certify" in remaining.unfinished(plan, folder):
         certify(
             run,
-            jobs=threads,
+            jobs=_workers(run, threads),
             **plan.certify,
             wait=queue,
             progress=lambda s: watch("certify", s.samples - s.open, s.samples),
@@ -70,6 +72,12 @@ def carry_out(
         if "splits" in todo:
             options = remaining.split_settings(plan)
             measure_splits(run, options, lambda *counts: watch("splits", *counts))
+
+
+def _workers(run: Run, threads: int) -> int:
+    """Return how many processes certify a run: a GPU is for one, unless others were asked for."""
+    device = proving_device(pick_device(run.settings().device))
+    return threads if device.type == "cpu" else 1
 
 
 def _teacher(plan: Plan, run: Run) -> dict[str, str]:

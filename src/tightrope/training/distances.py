@@ -49,7 +49,7 @@ def average_means(graph: Graph, x: Tensor, count: int, group: Group | None = Non
     They are those of the neurons that are evaluated.
     """
     means = _Means(mean_shifts(graph), 1 / count, group)
-    shares = _count(torch.full((1,), len(x)), group)
+    shares = _count(torch.full((1,), len(x), device=x.device), group)
 
     def shift(op: ops.Shift, value: Tensor) -> Tensor:
         if op in means.shifts:

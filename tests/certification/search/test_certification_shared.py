@@ -157,7 +157,10 @@ def test_what_was_decided_before_the_end_stands(monkeypatch: pytest.MonkeyPatch)
 
 def test_parts_fit_into_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = subject_of()
-    usual, most = searched(subject, samples(subject, "0.06")), shared.together(subject)
+    usual, most = (
+        searched(subject, samples(subject, "0.06")),
+        shared.together(subject, shared.DEFAULTS.most),
+    )
     sizes: list[int] = []
     begin = shared.SharedSearch.__init__
 
@@ -168,7 +171,7 @@ def test_parts_fit_into_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared.SharedSearch, "__init__", counted)
     monkeypatch.setenv(MEMORY_BYTES.variable, "4_000_000")
     answers = searched(subject, samples(subject, "0.06"))
-    assert max(sizes) == shared.together(subject) < 24 <= most
+    assert max(sizes) == shared.together(subject, shared.DEFAULTS.most) < 24 <= most
     assert [a.verdict for a in answers] == [a.verdict for a in usual]
 
 

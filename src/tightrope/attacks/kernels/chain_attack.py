@@ -6,6 +6,7 @@ large ones, what changes from step to step is followed (`increments`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -17,7 +18,7 @@ from torch import Tensor
 from tightrope.attacks.kernels.chains import Chain, Task, flat, image
 from tightrope.attacks.kernels.increments import Increments
 from tightrope.attacks.kernels.reduced import Reduction
-from tightrope.attacks.pgd import Steps
+from tightrope.attacks.pgd import Steps, starting_points
 from tightrope.box import Box
 from tightrope.draws import own_rows
 
@@ -48,18 +49,18 @@ def attack_chain(
     count = targets.shape[1]
     shapes = classifier.shapes
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        # Drawn for the whole batch, so that the pieces have no influence on the points.
-        fresh = _draw(box, count, pool) if start is None else _project(box, flat(start, 2))
-        best = fresh.clone()
+        given = None if start is None else flat(start, 2)
+        starts = starting_points(box, given, lambda: _draw(box, count, pool), restarts)
+        points = next(starts)
+        best = points.clone()
         scores = best.new_full(targets.shape, -torch.inf)
         each = 4 * count * sum(map(math.prod, shapes)) * best.element_size()
         size = max(1, memory // each)
         task = Task(classifier, box, labels, targets, steps, pool)
         search: ChainSearch = Reduction(task) if classifier.reducible else Increments(task)
-        for restart in range(restarts):
-            points = fresh if restart == 0 else _draw(box, count, pool)
+        for fresh in itertools.chain([points], starts):
             for begin in range(0, len(labels), size):
-                search.climb(slice(begin, begin + size), points, best, scores)
+                search.climb(slice(begin, begin + size), fresh, best, scores)
     return image(best, shapes[0])
 
 
@@ -90,8 +91,3 @@ def _draw(box: Box, count: int, pool: ThreadPoolExecutor) -> Tensor:
 
     list(pool.map(fill, seeds, edges[:-1], edges[1:]))
     return points
-
-
-def _project(box: Box, points: Tensor) -> Tensor:
-    lower, upper = (t.unsqueeze(1) for t in box.corners)
-    return torch.clamp(points, lower, upper).contiguous()

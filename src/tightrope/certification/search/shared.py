@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tightrope import devices
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.attacks import attack_goal
 from tightrope.attacks.goals import Rows
 from tightrope.box import Box, joined
-from tightrope.budget import fitting
+from tightrope.budget import LARGEST_PART, fitting
 from tightrope.certification.problem import Choices, OpenProblem, proof
 from tightrope.certification.refutation import confirmed
 from tightrope.certification.search.inputs import FEW_INPUTS
@@ -59,15 +60,21 @@ DEFAULTS = SharedSettings()
 def suits(subject: Subject, problems: Sequence[OpenProblem], choices: Choices) -> bool:
     """Return whether searches of these problems may share batches.
 
-    They are about labels, on a small network of ReLUs with many inputs; another rule or constraints
-    of several neurons are what only a search of its own knows.
+    They are about labels, on a network of ReLUs with many inputs, a small one where launching many
+    operations costs nothing; another rule or constraints of several neurons are what only a search
+    of its own knows.
     """
     if any(opened.problem.label is None for opened in problems) or not subject.finite:
         return False
     if choices.branching != Choices.branching or choices.cuts == "on" or choices.split == "input":
         return False
     few = math.prod(subject.input_shape) <= FEW_INPUTS
-    return not few and 0 < _bending(subject) <= NEURONS and reducible(subject.exact)
+    fits = _bending(subject) > 0 and (_bending(subject) <= NEURONS or _launching(subject))
+    return not few and fits and reducible(subject.exact)
+
+
+def _launching(subject: Subject) -> bool:
+    return subject.device.type not in devices.IMMEDIATE
 
 
 def _bending(subject: Subject) -> int:
@@ -75,10 +82,20 @@ def _bending(subject: Subject) -> int:
     return sum(math.prod(n.shape) for n in nodes if isinstance(n.op, ACTIVATIONS))
 
 
-def together(subject: Subject, settings: SharedSettings = DEFAULTS) -> int:
-    """Return how many samples may share batches: as many as their subproblems have room for."""
-    room = fitting(MEMORY, subject.device)
-    return max(1, room // (4 * COPIES * settings.most * max(_bending(subject), 1)))
+def parts(
+    subject: Subject, problems: Sequence[OpenProblem], settings: SharedSettings = DEFAULTS
+) -> Iterator[Sequence[OpenProblem]]:
+    """Split samples so that the subproblems of those that share batches fit into memory."""
+    rows = max((len(opened.problem.unsafe.matrix) for opened in problems), default=0)
+    size = together(subject, max(rows, settings.most))
+    for first in range(0, len(problems), size):
+        yield problems[first : first + size]
+
+
+def together(subject: Subject, subproblems: int) -> int:
+    """Return how many samples of so many subproblems there is room for: on a GPU, all of it."""
+    room = fitting(LARGEST_PART if _launching(subject) else MEMORY, subject.device)
+    return max(1, room // (4 * COPIES * subproblems * max(_bending(subject), 1)))
 
 
 def joined_nodes(problems: Sequence[OpenProblem]) -> dict[int, Box] | None:

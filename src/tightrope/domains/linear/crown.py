@@ -30,6 +30,7 @@ from tightrope.domains.linear.magnitudes import Magnitudes, largest
 from tightrope.domains.linear.refining import Refining
 from tightrope.domains.linear.relaxations import lines, unstable
 from tightrope.domains.linear.rules import ACTIVATIONS, BOXED, RULES, by_intervals
+from tightrope.domains.linear.together import optimized_units, worthwhile
 from tightrope.domains.reduced.reduction import Reducer, reduce, reducible
 from tightrope.domains.rounding import cornered
 from tightrope.graph import Graph, Node, ops
@@ -82,8 +83,8 @@ def relax(
     """Bound all nodes of a network on a batch of boxes.
 
     For proofs, `graph` and `box` are float64 and `rounding` is `torch.finfo(float64).eps`. Slopes
-    are optimised for a batch of one only. `known` are bounds of nodes that hold already: what they
-    decide needs no more bounding.
+    are optimised on a reduced network for one box, on the network itself for several. What `known`
+    bounds of nodes decide needs no more bounding.
     """
     readers = graph.consumers()
     box = cornered(box, rounding)
@@ -352,6 +353,8 @@ class _Tightening:
                 0
             ]
         batch = len(self.found.box.lower)
+        if not stop and batch > 1 and worthwhile(self.found, self.target, len(place), self.effort):
+            return optimized_units(self.found, self.target, place, owner, self.effort, sign=sign)
         mine = None if batch == 1 else owner
         shape, like = self.found.graph.nodes[self.target].shape, self.found.box.lower
         parts = []
