@@ -184,6 +184,8 @@ def branch_and_bound(
         if found.cause is Cause.TOO_CLOSE:
             found = _by_signs(subject, opened, search, found, deadline)
         return _attack_on(subject, opened, deadline, found)
+    if found.verdict is Verdict.FALSIFIED:
+        return found
     instead = _instead(search) if isinstance(search, GraphSearch) else ""
     return replace(found, details=f"{found.details}{_widest(subject, opened)}{instead}")
 

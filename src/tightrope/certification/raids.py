@@ -9,7 +9,9 @@ time of the search, which tells by its own questions what is worth attacking.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ SHARE = 0.15  # of the time since the first question
 LEAST = 0.15  # seconds of a raid, which so comes after a second at the earliest
 FIRST, MOST = 16, 256  # points at once
 STEPS = 30
+QUESTIONS = 8  # the last so many say what is worth attacking
 # How starts are pushed: steps, their size, and whether a single output is meant.
 PUSHES = ((2, 1.0, True), (2, 1.0, False), (10, 0.5, True), (10, 0.5, False))
 
@@ -32,6 +35,7 @@ class Raids:
     """Answers the questions of a search by a refuter, and raids the property now and then."""
 
     refuter: Refuter
+    asked: deque[Tensor] = field(default_factory=lambda: deque(maxlen=QUESTIONS))
     began: float | None = None
     spent: float = 0.0
     least: float = LEAST
@@ -42,15 +46,28 @@ class Raids:
         """Return a counterexample near some points (flat) of a group each, or from elsewhere."""
         if self.began is None:
             self.began = time.monotonic()
+        self.asked.append(groups.unique())
         found = self.refuter(points, groups)
-        due = SHARE * (time.monotonic() - self.began) - self.spent
-        if found is not None or due < self.least:
+        if found is not None or not self.due:
             return found
         started = time.monotonic()
+        groups = torch.cat(tuple(self.asked)).unique()
         with forked_random(points.device):  # a search does not depend on what the clock said
-            found = self._raid(groups.unique(), Deadline.after(min(due, time_left())))
+            found = self._raid(groups, Deadline.after(min(self._credit, time_left())))
         self.spent += time.monotonic() - started
         return found
+
+    @property
+    def due(self) -> bool:
+        """Whether the next question is followed by a raid."""
+        return self._credit >= self.least
+
+    @property
+    def _credit(self) -> float:
+        """The seconds that a raid may take now."""
+        if self.began is None:
+            return 0.0
+        return SHARE * (time.monotonic() - self.began) - self.spent
 
     def _raid(self, groups: Tensor, deadline: Deadline) -> Tensor | None:
         """Attack groups from as many points as there is time for."""
@@ -63,8 +80,8 @@ class Raids:
                     return found
                 if left > 4 * took:
                     self.count = min(2 * self.count, MOST, self.refuter.subject.points_at_once)
-        except OutOfTimeError:  # next time fewer, and later
-            self.count, self.least = max(1, self.count // 2), 2 * self.least
+        except OutOfTimeError:  # next time fewer, or later
+            self.count, self.least = max(1, self.count // 2), self.least * (1 + (self.count == 1))
             return None
 
     def _attack(self, groups: Tensor, deadline: Deadline) -> Tensor | None:
@@ -86,3 +103,8 @@ class Raids:
         points = attack_goal(network, box, goal, steps=STEPS, start=start)
         with torch.no_grad():
             return refuter.confirm_best(points, goal(network(points)))
+
+
+def raid_is_due(refute: Callable[[Tensor, Tensor], Tensor | None]) -> bool:
+    """Return whether a search should ask what it asks now and then, for a raid to follow."""
+    return isinstance(refute, Raids) and refute.due

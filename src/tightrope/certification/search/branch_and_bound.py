@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.budget import fitting, rows_at_once
+from tightrope.certification.raids import raid_is_due
 from tightrope.certification.search import branching
 from tightrope.certification.search.cutting import Cutter, with_room
 from tightrope.certification.search.patience import TRIAL, Patience, spread
@@ -152,7 +153,8 @@ class BranchAndBound:
             point = self._round(pool, deadline) if len(pool) else None
             self.rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
-            if point is None and len(pool) and (self.rounds <= EAGER or self.rounds % EAGER == 0):
+            now = self.rounds <= EAGER or self.rounds % EAGER == 0 or raid_is_due(self.refute)
+            if point is None and len(pool) and now:
                 point = self._try(pool)
         return point
 

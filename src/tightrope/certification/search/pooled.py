@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.certification.properties import Unsafe
+from tightrope.certification.raids import raid_is_due
 from tightrope.certification.search.branch_and_bound import EAGER, Refute
 from tightrope.deadline import Deadline, OutOfTimeError, until
 
@@ -142,7 +143,8 @@ class PooledSearch(ABC, Generic[P]):
             point = self._round()
             rounds += 1
             # What the first few rounds did not find becomes ever less likely to be there.
-            if point is None and len(pool) and (rounds <= EAGER or rounds % EAGER == 0):
+            now = rounds <= EAGER or rounds % EAGER == 0 or raid_is_due(self.refute)
+            if point is None and len(pool) and now:
                 point = self._try(pool)
         return point
 
