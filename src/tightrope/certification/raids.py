@@ -21,8 +21,8 @@ from tightrope.certification.refutation import Refuter
 from tightrope.deadline import Deadline, OutOfTimeError, time_left
 from tightrope.devices import forked_random
 
-SHARE = 0.15  # of the time since the first question
-LEAST = 0.15  # seconds of a raid, which so comes after a second at the earliest
+SHARE = 0.2  # of the time since the first question
+LEAST = 0.2  # seconds of a raid, which so comes after a second at the earliest
 FIRST, MOST = 16, 256  # points at once
 STEPS = 30
 QUESTIONS = 8  # the last so many say what is worth attacking
@@ -53,7 +53,7 @@ class Raids:
         started = time.monotonic()
         groups = torch.cat(tuple(self.asked)).unique()
         with forked_random(points.device):  # a search does not depend on what the clock said
-            found = self._raid(groups, Deadline.after(min(self._credit, time_left())))
+            found = self.raid(groups, Deadline.after(min(self._credit, time_left())))
         self.spent += time.monotonic() - started
         return found
 
@@ -69,7 +69,7 @@ class Raids:
             return 0.0
         return SHARE * (time.monotonic() - self.began) - self.spent
 
-    def _raid(self, groups: Tensor, deadline: Deadline) -> Tensor | None:
+    def raid(self, groups: Tensor, deadline: Deadline) -> Tensor | None:
         """Attack groups from as many points as there is time for."""
         try:
             while True:
