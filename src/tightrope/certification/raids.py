@@ -105,6 +105,14 @@ class Raids:
             return refuter.confirm_best(points, goal(network(points)))
 
 
-def raid_is_due(refute: Callable[[Tensor, Tensor], Tensor | None]) -> bool:
+Refute = Callable[[Tensor, Tensor], Tensor | None]
+
+
+def raid_is_due(refute: Refute) -> bool:
     """Return whether a search should ask what it asks now and then, for a raid to follow."""
     return isinstance(refute, Raids) and refute.due
+
+
+def seconds_of_raids(refute: Refute) -> float:
+    """Return the seconds that raids took so far."""
+    return refute.spent if isinstance(refute, Raids) else 0.0

@@ -22,7 +22,7 @@ from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.box import BallBox, Box
 from tightrope.budget import fitting
 from tightrope.certification.problem import Problem
-from tightrope.certification.raids import Raids
+from tightrope.certification.raids import Raids, seconds_of_raids
 from tightrope.certification.search.box_pool import BoxPool
 from tightrope.certification.search.clipping import (
     KEPT,
@@ -143,6 +143,7 @@ class InputSearch:
                 pool.add(taken, self.whole.lower.new_full((len(taken),), -torch.inf))
                 return self._unfinished(Cause.TIME)
             allowed = self.settings.share * (time.monotonic() - started)
+            allowed += seconds_of_raids(self.refute)
             point = None
             if len(batch) and (rounds < EAGER or self.spent < allowed):
                 with until(Deadline(deadline)), suppress(OutOfTimeError):
