@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from tightrope.attacks import attack_goal, diversified
-from tightrope.certification.refutation import Refuter
+from tightrope.certification.refutation import Refute, Refuter
 from tightrope.deadline import Deadline, OutOfTimeError, time_left
 from tightrope.devices import forked_random
 
@@ -103,9 +102,6 @@ class Raids:
         points = attack_goal(network, box, goal, steps=STEPS, start=start)
         with torch.no_grad():
             return refuter.confirm_best(points, goal(network(points)))
-
-
-Refute = Callable[[Tensor, Tensor], Tensor | None]
 
 
 def raid_is_due(refute: Refute) -> bool:

@@ -31,6 +31,9 @@ NO_SCORE = -1e-30
 # Says of one point, alone, whether the original network fails there.
 Fails = Callable[[Tensor], bool]
 
+# Gets points (flat) and the group each is about; returns a counterexample or None.
+Refute = Callable[[Tensor, Tensor], Tensor | None]
+
 
 @dataclass(frozen=True)
 class Refuter:

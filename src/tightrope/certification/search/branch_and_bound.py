@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.budget import fitting, rows_at_once
 from tightrope.certification.raids import raid_is_due
+from tightrope.certification.refutation import Refute
 from tightrope.certification.search import branching
 from tightrope.certification.search.cutting import Cutter, with_room
 from tightrope.certification.search.patience import TRIAL, Patience, spread
@@ -42,9 +42,6 @@ EAGER = 8
 TRIED = 64
 # Multi-neuron constraints are chosen by what so many subproblems of the lowest bounds need.
 CUT_FOR = 512
-
-# Gets points (flat) and the group each is about; returns a counterexample or None.
-Refute = Callable[[Tensor, Tensor], Tensor | None]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from tightrope.box import BallBox, Box
 from tightrope.budget import fitting
 from tightrope.certification.problem import Problem
 from tightrope.certification.raids import Raids, seconds_of_raids
+from tightrope.certification.refutation import Refute
 from tightrope.certification.search.box_pool import BoxPool
 from tightrope.certification.search.clipping import (
     KEPT,
@@ -57,9 +58,6 @@ SOME_INPUTS = 128  # with which cutting the box may be the better search, too
 ALIKE = 1e-3  # of its looseness that the bound of a row may be below the best one of its group
 SHRUNK = 0.25  # of its volume: a box that clipping left less of is bounded again before it is cut
 MOST_NEURONS = 24000  # with more, bounds of a single box take too long
-
-# Gets points (flat) and the group each is about; returns a counterexample or None.
-Refute = Callable[[Tensor, Tensor], Tensor | None]
 
 
 @dataclass(frozen=True)

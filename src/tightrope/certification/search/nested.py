@@ -21,7 +21,8 @@ from torch import Tensor
 from tightrope.answer import Answer, Cause, Verdict, falsified, undecided, verified
 from tightrope.box import Box, flat
 from tightrope.certification.properties import Unsafe
-from tightrope.certification.search.branch_and_bound import BranchAndBound, Refute, SearchSettings
+from tightrope.certification.refutation import Refute
+from tightrope.certification.search.branch_and_bound import BranchAndBound, SearchSettings
 from tightrope.deadline import Deadline, OutOfTimeError, until
 from tightrope.domains.linear.bounded import Relaxation
 from tightrope.domains.linear.coefficients import Coefficients

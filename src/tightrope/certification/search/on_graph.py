@@ -15,7 +15,7 @@ from torch import Tensor
 from tightrope.answer import Answer, undecided, verified
 from tightrope.budget import fitting
 from tightrope.certification.properties import Unsafe
-from tightrope.certification.search.branch_and_bound import Refute
+from tightrope.certification.refutation import Refute
 from tightrope.certification.search.open_branches import SLOPES, OpenBranches
 from tightrope.certification.search.pooled import PooledSearch, PoolSettings
 from tightrope.certification.search.roots import ROOT, RootSettings, find_root

@@ -17,7 +17,8 @@ from torch import Tensor
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.certification.properties import Unsafe
 from tightrope.certification.raids import raid_is_due
-from tightrope.certification.search.branch_and_bound import EAGER, Refute
+from tightrope.certification.refutation import Refute
+from tightrope.certification.search.branch_and_bound import EAGER
 from tightrope.deadline import Deadline, OutOfTimeError, until
 
 TRIED = 16  # points at a time

@@ -18,7 +18,7 @@ from tightrope.answer import Answer, Cause, Verdict, falsified, undecided, verif
 from tightrope.box import Box, flat
 from tightrope.certification.problem import worst_row
 from tightrope.certification.properties import Unsafe
-from tightrope.certification.search.branch_and_bound import Refute
+from tightrope.certification.refutation import Refute
 from tightrope.certification.search.on_graph import GraphSearch
 from tightrope.certification.search.on_pieces import PieceSearch
 from tightrope.deadline import Deadline, OutOfTimeError, until
