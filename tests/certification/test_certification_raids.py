@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tightrope.box import Box
 from tightrope.certification.properties import Unsafe
-from tightrope.certification.raids import FIRST, LEAST, SHARE, Raids, raid_is_due
+from tightrope.certification.raids import FIRST, LATER, LEAST, SHARE, Raids, raid_is_due
 from tightrope.certification.refutation import Refuter
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline
@@ -38,7 +38,8 @@ def misleading(*, deep: float) -> Refuter:
 
 def due(refuter: Refuter, *, credit: float = 10.0) -> Raids:
     """Return raids of a search that began long ago."""
-    return Raids(refuter, began=time.monotonic() - credit / SHARE)
+    passed = max(credit / SHARE, (credit - 1.0) / LATER)
+    return Raids(refuter, began=time.monotonic() - passed)
 
 
 def test_raids_find_what_climbing_does_not() -> None:

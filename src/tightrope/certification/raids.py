@@ -20,7 +20,7 @@ from tightrope.certification.refutation import Refute, Refuter
 from tightrope.deadline import Deadline, OutOfTimeError, time_left
 from tightrope.devices import forked_random
 
-SHARE = 0.2  # of the time since the first question
+SHARE, LATER = 0.2, 0.05  # of the time since the first question, and once raids took a second
 LEAST = 0.2  # seconds of a raid, which so comes after a second at the earliest
 FIRST, MOST = 16, 256  # points at once
 STEPS = 30
@@ -66,7 +66,8 @@ class Raids:
         """The seconds that a raid may take now."""
         if self.began is None:
             return 0.0
-        return SHARE * (time.monotonic() - self.began) - self.spent
+        passed = time.monotonic() - self.began
+        return min(SHARE * passed, 1.0 + LATER * passed) - self.spent
 
     def raid(self, groups: Tensor, deadline: Deadline) -> Tensor | None:
         """Attack groups from as many points as there is time for."""
