@@ -85,11 +85,13 @@ def test_raids_without_time_come_with_fewer_points_and_later() -> None:
 
 
 def test_what_was_asked_lately_is_attacked() -> None:
-    """The property has two groups; only the other one can be refuted."""
+    """The property has two groups; only the one that was asked about before can be refuted."""
     plain = misleading(deep=60.0)
-    matrix = torch.cat((plain.unsafe.matrix, torch.zeros_like(plain.unsafe.matrix)))
-    offset = torch.cat((plain.unsafe.offset, torch.ones_like(plain.unsafe.offset)))
+    matrix = torch.cat((torch.zeros_like(plain.unsafe.matrix), plain.unsafe.matrix))
+    offset = torch.cat((torch.ones_like(plain.unsafe.offset), plain.unsafe.offset))
     unsafe = Unsafe(matrix, offset, torch.tensor([0, 1]))
     raids = due(Refuter(plain.subject, plain.inner, unsafe, plain.fails))
-    raids.asked.append(GROUP)
-    assert raids(POINT, GROUP + 1) is not None
+    assert raids(POINT, GROUP) is None
+    raids = due(raids.refuter)
+    raids.asked.append(GROUP + 1)
+    assert raids(POINT, GROUP) is not None
