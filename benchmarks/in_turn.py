@@ -73,6 +73,9 @@ def main() -> None:
     if "--" in own:
         own, passed = own[: own.index("--")], own[own.index("--") + 1 :]
     given = parser.parse_args(own)
+    for checkout in (given.old, given.new):
+        if not (checkout / "src" / "tightrope").is_dir():
+            parser.error(f"{checkout} is not a checkout of Tightrope: it has no src/tightrope")
     figures: dict[Path, list[Figures]] = defaultdict(list)
     for number in range(given.rounds):
         for checkout in (given.old, given.new):

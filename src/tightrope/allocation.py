@@ -1,8 +1,8 @@
 """Keeping freed memory for the next computation.
 
 On Linux, the C library gives large blocks back to the system at once and gets them again page
-by page; for the large temporaries of bound propagation that costs a fifth of a training step, and
-up to a third of a search.
+by page; for the large temporaries of bound propagation that costs a good part of a training step
+and of a search on a large network.
 """
 
 from __future__ import annotations

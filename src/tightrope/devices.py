@@ -18,7 +18,12 @@ IMMEDIATE = ("cpu",)
 
 def launches(tensor: Tensor) -> bool:
     """Return whether operations on a tensor are launched, so that the fewest are the fastest."""
-    return tensor.device.type not in IMMEDIATE
+    return launches_on(tensor.device)
+
+
+def launches_on(device: torch.device) -> bool:
+    """Return whether operations on a device are launched."""
+    return device.type not in IMMEDIATE
 
 
 def pick_device(name: str) -> torch.device:

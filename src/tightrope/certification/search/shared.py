@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightrope import devices
 from tightrope.answer import Answer, Cause, falsified, undecided, verified
 from tightrope.attacks import attack_goal
 from tightrope.attacks.goals import Rows
@@ -29,6 +28,7 @@ from tightrope.certification.refutation import confirmed
 from tightrope.certification.search.inputs import FEW_INPUTS
 from tightrope.certification.subjects import Subject
 from tightrope.deadline import Deadline, OutOfTimeError, until
+from tightrope.devices import launches_on
 from tightrope.domains.branches.bounder import GraphBounder
 from tightrope.domains.branches.subproblems import Branches, join
 from tightrope.domains.linear.bounded import relaxed
@@ -69,12 +69,8 @@ def suits(subject: Subject, problems: Sequence[OpenProblem], choices: Choices) -
     if choices.branching != Choices.branching or choices.cuts == "on" or choices.split == "input":
         return False
     few = math.prod(subject.input_shape) <= FEW_INPUTS
-    fits = _bending(subject) > 0 and (_bending(subject) <= NEURONS or _launching(subject))
+    fits = _bending(subject) > 0 and (_bending(subject) <= NEURONS or launches_on(subject.device))
     return not few and fits and reducible(subject.exact)
-
-
-def _launching(subject: Subject) -> bool:
-    return subject.device.type not in devices.IMMEDIATE
 
 
 def _bending(subject: Subject) -> int:
@@ -94,7 +90,7 @@ def parts(
 
 def together(subject: Subject, subproblems: int) -> int:
     """Return how many samples of so many subproblems there is room for: on a GPU, all of it."""
-    room = fitting(LARGEST_PART if _launching(subject) else MEMORY, subject.device)
+    room = fitting(LARGEST_PART if launches_on(subject.device) else MEMORY, subject.device)
     return max(1, room // (4 * COPIES * subproblems * max(_bending(subject), 1)))
 
 
