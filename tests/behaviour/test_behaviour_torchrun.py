@@ -58,6 +58,7 @@ def told(outcome: Outcome) -> list[str]:
 
 def assert_refused(outcome: Outcome, *words: str) -> None:
     assert outcome.code != 0
+    assert len(told(outcome)) == 1, outcome.err
     (line,) = told(outcome)
     for word in words:
         assert word in line, line

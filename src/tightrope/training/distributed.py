@@ -192,8 +192,12 @@ class Group:
         except RuntimeError:  # whoever held the store is gone, and can tell nothing
             return True
 
-    def leave(self) -> None:
-        """Say that this process needs the store no more; who holds it waits for the others."""
+    def leave(self, in_order: bool = True) -> None:
+        """Say that this process needs the store no more; who holds it waits for the others.
+
+        What talks to a process that is gone may fail again, past help, when it is taken down: so
+        it is only taken down in order, and otherwise left to the end of this process.
+        """
         with suppress(RuntimeError):
             self.store.set_timeout(LAST_WORDS)
             gone = self.store.add("gone", 1)
@@ -201,6 +205,9 @@ class Group:
             while self.rank == 0 and gone < self.size and time.monotonic() < until:
                 time.sleep(0.02)
                 gone = self.store.add("gone", 0)
+        if in_order:
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
 
     def _exchange(self, value: T) -> list[T]:
         """Return every process's value."""
@@ -300,12 +307,12 @@ def joined() -> Iterator[Group | None]:
             yield group
     except BaseException as error:
         error.told_here = group.speaks()  # type: ignore[attr-defined]
+        group.leave(in_order=not isinstance(error, ProcessLost))
         raise
+    else:
+        group.leave()
     finally:
         _joined = None
-        group.leave()
-        with suppress(RuntimeError):
-            dist.destroy_process_group()
 
 
 def _join(place: launched.Place) -> Group:
@@ -333,15 +340,21 @@ def _told_to_end(size: int) -> Iterator[None]:
         yield
         return
 
+    told = False
+
     def end(*_: Any) -> None:
+        nonlocal told
+        told = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise lost(size)
 
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         # This process is about to end, and has something to say before it does.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if told and not isinstance(error, UserError):  # what was interrupted failed of that
+            raise lost(size) from error
         raise
     signal.signal(signal.SIGTERM, before)
