@@ -15,7 +15,8 @@ from tightrope.domains.boxes.bounding import GraphBounder, RowBounds, box_bounde
 from tightrope.domains.boxes.condensed import Condensed
 from tightrope.domains.boxes.condensing import condense
 from tightrope.domains.interval import row_bounds
-from tightrope.domains.linear.crown import CROWN_IBP, _both, relax
+from tightrope.domains.linear.crown import CROWN_IBP, relax
+from tightrope.domains.linear.forms import tighter
 from tightrope.graph import Graph, trace
 from tightrope.precision import ROUNDING
 
@@ -238,7 +239,7 @@ def test_rows_on_an_interval(direction: str) -> None:
 def test_what_two_boxes_have_in_common() -> None:
     first = Box(torch.tensor([[0.0, -3.0]]), torch.tensor([[4.0, 1.0]]))
     second = Box(torch.tensor([[-1.0, -2.0]]), torch.tensor([[2.0, 5.0]]))
-    both = _both(first, second)
+    both = tighter(first, second)
     assert both.lower.tolist() == [[0.0, -2.0]] and both.upper.tolist() == [[2.0, 1.0]]
 
 

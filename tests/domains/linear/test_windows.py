@@ -223,6 +223,14 @@ def test_dot_and_take(name: str, batch: int, owner: list[int] | None) -> None:
     assert torch.allclose(seen, whole.values * chosen, atol=1e-13)
 
 
+def test_what_rounding_is_measured_by_is_of_the_rows_own_box() -> None:
+    rows = window(3, (3, 2), ORIGINS["inside"][0], torch.tensor([1, 0, 1]), 0)
+    field = torch.tensor([1e-3, 1.0], dtype=torch.float64).view(2, 1, 1, 1).expand(2, 2, 5, 6)
+    total = rows.values.abs().flatten(1).sum(1)
+    for form in (rows, rows.dense()):
+        assert torch.allclose(form.reach(field), total * field[[1, 0, 1], 0, 0, 0])
+
+
 def test_a_field_per_channel_is_seen_everywhere() -> None:
     a = window(3, (2, 2), ORIGINS["outside"][0], None, 0)
     field = torch.tensor([2.0, -1.0], dtype=torch.float64).view(1, 2, 1, 1)

@@ -70,8 +70,20 @@ class Coefficients:
         return torch.einsum("ni,ni->n", rows, flat(seen.expand_as(self.values)))
 
     def reach(self, field: Tensor) -> Tensor:
-        """Return the sum of absolute coefficients times a nonnegative field, per row."""
-        return self.like(self.values.abs()).dot(field)
+        """Return at least the sum of absolute coefficients times a nonnegative field, per row.
+
+        The largest value of a field that is a map does for all of it: what rounding errors are
+        measured by need not be known any better.
+        """
+        if self.values.dim() != 4:
+            return self.like(self.values.abs()).dot(field)
+        most = flat(field).amax(1)
+        return self._total * (most if self.owner is None or len(most) == 1 else most[self.owner])
+
+    @cached_property
+    def _total(self) -> Tensor:
+        """The sum of absolute coefficients, per row."""
+        return torch.linalg.vector_norm(self.values, 1, (1, 2, 3))
 
     def plus(self, other: Coefficients) -> Coefficients:
         """Add the coefficients that reach the same node on another path."""
@@ -140,20 +152,6 @@ class Windows(Coefficients):
         rows, seen = (t.permute(0, 2, 3, 1).flatten(1) for t in (self.values, self.take(field)))
         return torch.einsum("ni,ni->n", rows, seen)
 
-    def reach(self, field: Tensor) -> Tensor:
-        """Return at least the sum of absolute coefficients times a nonnegative field, per row.
-
-        The largest value of the field does for all of them: what rounding errors are measured
-        by need not be known any better.
-        """
-        most = flat(field).amax(1)
-        return self._total * (most if len(most) == 1 else most[self._owners()])
-
-    @cached_property
-    def _total(self) -> Tensor:
-        """The sum of absolute coefficients, per row."""
-        return torch.linalg.vector_norm(self.values, 1, (1, 2, 3))
-
     def dense(self) -> Coefficients:
         """Return the same as dense coefficients."""
         count, channels = self.values.shape[:2]
@@ -185,7 +183,8 @@ class Windows(Coefficients):
         stride = torch.tensor(op.stride, device=self.origin.device)
         padding = torch.tensor(op.padding, device=self.origin.device)
         size = (shape[1], shape[2])
-        moved = Windows(wider, self.owner, self.origin * stride - padding, size).cleared()
+        moved = Windows(wider, self.owner, self.origin * stride - padding, size)
+        moved = moved.cleared(in_place=True)
         if wider.shape[2] >= size[0] and wider.shape[3] >= size[1]:
             return moved.dense()
         return moved
@@ -207,7 +206,8 @@ class Windows(Coefficients):
         offset = self.origin + padding - first * stride
         placed = _placed(self.values, offset, (extent[0], extent[1]))
         values = F.conv2d(placed, op.weight, None, op.stride, 0, op.dilation, op.groups)
-        return Windows(values, self.owner, first, (shape[1], shape[2])).cleared()
+        spread = Windows(values, self.owner, first, (shape[1], shape[2]))
+        return spread.cleared(in_place=True)
 
     def moved(self, by: tuple[int, int], size: tuple[int, int]) -> Windows:
         """Return the windows in a map of another size, whose places have other numbers."""
@@ -225,22 +225,28 @@ class Windows(Coefficients):
         column = self.origin[:, 1].view(-1, 1, 1, 1) + torch.arange(width, device=device)
         return row, column
 
-    def cleared(self) -> Windows:
-        """Return the same with nothing outside of the map."""
-        row, column = self._places()
-        inside = (row >= 0) & (row < self.size[0]) & (column >= 0) & (column < self.size[1])
-        if inside.all():
+    def cleared(self, *, in_place: bool = False) -> Windows:
+        """Return the same with nothing outside of the map; in place, if nobody else has it."""
+        last = self.origin.new_tensor(self.size) - self.origin.new_tensor(self.values.shape[2:])
+        if ((self.origin >= 0) & (self.origin <= last)).all():
             return self
-        return replace(self, values=self.values * inside)
+        row, column = self._places()
+        rows, columns = (row >= 0) & (row < self.size[0]), (column >= 0) & (column < self.size[1])
+        mask = (rows & columns).to(self.values.dtype)
+        return replace(self, values=self.values.mul_(mask) if in_place else self.values * mask)
 
 
 def _widened(values: Tensor, op: ops.Conv2d) -> Tensor:
     """Return windows before a convolution without padding.
 
-    Products of matrices and a sum over the taps: torch has no fast way for float64 and small maps.
+    Products of matrices and a sum over the taps: torch has no fast way for float64 and small maps,
+    nor for maps of one place or one channel.
     """
-    if op.groups > 1 or values.dtype != torch.float64 or launches(values):
-        return F.conv_transpose2d(values, op.weight, None, op.stride, 0, 0, op.groups, op.dilation)
+    slow = values.dtype == torch.float64 or values.shape[2:].numel() == 1 or op.weight.shape[1] == 1
+    if op.groups > 1 or launches(values) or not slow:
+        # What windows see of a map has its channels last, too.
+        weight = op.weight.contiguous(memory_format=torch.channels_last)
+        return F.conv_transpose2d(values, weight, None, op.stride, 0, 0, op.groups, op.dilation)
     count, channels, *sizes = values.shape
     kernel, (down, across) = op.weight.shape[2:], op.dilation
     ends = [(size - 1) * step + 1 for size, step in zip(sizes, op.stride, strict=True)]

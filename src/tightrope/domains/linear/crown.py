@@ -40,7 +40,8 @@ from tightrope.graph.steps import tests_a_sign
 MOVES = (ops.Reshape, ops.Permute, ops.Pad, ops.Slice, ops.Take, ops.Concat)
 APART = (*MOVES, ops.Shift, ops.Scale, ops.BatchNorm)
 DIFFERENCES = 1 << 10  # that are bounded one by one
-CACHE = 1 << 22  # bytes of windows at a time: they are looked at many times, and fast in a cache
+# Bytes of windows at a time: they are looked at many times, and fast in a cache.
+CACHED = COPIES << 22
 JUMPS = (ops.Step, ops.Where, ops.ArgMax)
 # Layers over which signs are looked for first; one in so many neurons tells if that is worth it: if
 # no more than that share stays undecided.
@@ -104,9 +105,9 @@ def relax(
         if rounding:
             bounds = _told(bounds)
         if known is not None and i in known:
-            bounds = _both(bounds, known[i])
+            bounds = tighter(bounds, known[i])
         if settled is not None and i in settled:
-            bounds = _both(bounds, settled[i])
+            bounds = tighter(bounds, settled[i])
         if rounding:
             sizes.visit(i)
         if isinstance(node.op, ACTIVATIONS):
@@ -216,12 +217,6 @@ def _told(bounds: Box) -> Box:
     return Box(
         torch.where(lower.isnan(), -torch.inf, lower), torch.where(upper.isnan(), torch.inf, upper)
     )
-
-
-def _both(first: Box, second: Box) -> Box:
-    """Return what two boxes that contain the same values have in common."""
-    lower = torch.maximum(first.lower, second.lower)
-    return Box(lower, torch.maximum(lower, torch.minimum(first.upper, second.upper)))
 
 
 def _needed(
@@ -381,8 +376,10 @@ class _Tightening:
 
     def _chunks(self, place: Tensor) -> Iterator[slice]:
         """Split rows so that the coefficients of each part fit into memory."""
-        for start in range(0, len(place), self._rows_at_once):
-            yield slice(start, start + self._rows_at_once)
+        few = len(place) <= self.found.rows_at_once(self.target, min(CACHED, self.effort.memory))
+        size = max(1, len(place)) if few else self._rows_at_once
+        for start in range(0, len(place), size):
+            yield slice(start, start + size)
 
     @cached_property
     def _rows_at_once(self) -> int:
@@ -396,5 +393,5 @@ class _Tightening:
         form = found.pull(self.target, unit_rows(shape, first, owner, like, windows=True))
         memory = fitting(self.effort.memory, like.device)
         if isinstance(form.coefficients, Windows):
-            memory = min(memory, COPIES * CACHE)
+            memory = min(memory, CACHED)
         return rows_at_once(memory, COPIES * form.largest * like.element_size(), form.work)

@@ -255,16 +255,18 @@ def pull_activation(
         free = a.take(line.upper_intercept > 0)  # unstable: the chord does not go through zero
         left = op.slope if isinstance(op, ops.LeakyRelu) else 0.0
         lower_slope = torch.where(free, slopes[i].clamp(left, 1.0), lower_slope)
-    values = a.values * torch.where(a.values >= 0, lower_slope, upper_slope)
+    above = a.values.clamp(min=0)
+    below = a.values - above
+    pulled = a.like(torch.addcmul(below * upper_slope, above, lower_slope))  # one of them is zero
     if kinked(op):  # the lower line goes through zero, the upper one's intercept is not negative
-        state.add_alike(a.like(a.values.clamp(max=0)), line.upper_intercept)
+        state.add_alike(a.like(below), line.upper_intercept)
     else:
-        state.add(a.like(a.values.clamp(min=0)), line.lower_intercept)
-        state.add(a.like(a.values.clamp(max=0)), line.upper_intercept)
+        state.add(a.like(above), line.lower_intercept)
+        state.add(a.like(below), line.upper_intercept)
     if state.magnitudes is not None:
         sizes = state.magnitudes[before]
-        state.lose(a.like(values).reach(sizes), 4 * state.rounding)
-    return a.like(values)
+        state.lose(pulled.reach(sizes), 4 * state.rounding)
+    return pulled
 
 
 def by_intervals(op: ops.Op, a: Coefficients, i: int, state: Pass) -> tuple[None, ...]:
