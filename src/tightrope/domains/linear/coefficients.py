@@ -23,9 +23,8 @@ from tightrope.devices import launches
 from tightrope.graph import ops
 from tightrope.graph.windows import sides
 
-PART = (
-    1 << 20
-)  # bytes of rows that go through a convolution at a time: what comes of them is cached
+# Bytes of rows that go through a convolution at a time: what comes of them is cached.
+PART = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -254,11 +253,16 @@ def _widened(values: Tensor, op: ops.Conv2d) -> Tensor:
     weight = op.weight.permute(2, 0, 3, 1).flatten(2)
     height, width = ends[0] + down * (kernel[0] - 1), ends[1] + across * (kernel[1] - 1)
     total = values.new_zeros(count, height, width, op.weight.shape[1])
-    for i in range(kernel[0]):
-        parts = (rows @ weight[i]).view(count, *sizes, kernel[1], -1)
-        for j in range(kernel[1]):
-            met = total[:, i * down :, j * across :]
-            met[:, : ends[0] : op.stride[0], : ends[1] : op.stride[1]] += parts[:, :, :, j]
+    area = sizes[0] * sizes[1]
+    cached = PART * torch.get_num_threads() // (area * weight.shape[2] * weight.element_size())
+    many = max(1, cached)
+    for start in range(0, count, many):
+        some, sums = rows[start * area : (start + many) * area], total[start : start + many]
+        for i in range(kernel[0]):
+            parts = (some @ weight[i]).view(len(sums), *sizes, kernel[1], -1)
+            for j in range(kernel[1]):
+                met = sums[:, i * down :, j * across :]
+                met[:, : ends[0] : op.stride[0], : ends[1] : op.stride[1]] += parts[:, :, :, j]
     return total.permute(0, 3, 1, 2)
 
 
