@@ -78,6 +78,9 @@ class Settings:
     annealing: str = setting(
         "smooth", parsing.choice("smooth", "linear", "constant"), "how the radius grows"
     )
+    annealing_middle: float = setting(
+        0.25, parsing.number(0, maximum=1), "part of a smooth ramp that is curved; then it is a line"
+    )
     batch_size: int = setting(256, parsing.whole(2), "samples per optimiser step")
     accumulate: int = setting(1, parsing.whole(1), "parts a batch is computed in, to save memory")
     optimizer: str = setting(
