@@ -99,6 +99,20 @@ def test_what_is_open_to_all_imports_no_package() -> None:
         assert parts <= SHARED, name
 
 
+def test_what_estimates_is_for_training_only() -> None:
+    """Random projections bound nothing, and no verdict comes from a domain that knows them."""
+    estimating = {"error_terms", "hybrid", "zonotope", "dual"}
+    found = {
+        str(file.relative_to(PACKAGE))
+        for package, file in package_files()
+        if package in ("certification", "domains")
+        and estimating & {word for found in imported(file) for word in ".".join(found).split(".")}
+    }
+    own = {"domains/error_terms.py", "domains/hybrid.py", "domains/zonotope.py"}
+    assert found - own == {"certification/bounding.py"}  # `tr.bounds`, which says no verdict
+    assert "projections" not in (PACKAGE / "certification" / "bounding.py").read_text()
+
+
 def test_only_the_contents_of_pages_know_runs() -> None:
     for package, file in package_files():
         if package == "page" and "contents" not in file.parts:

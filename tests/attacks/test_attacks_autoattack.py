@@ -114,6 +114,25 @@ def test_it_starts_on_the_surface_of_the_ball():
     assert climb.size.flatten().tolist() == pytest.approx([0.1] * 60)
 
 
+def test_steps_by_hand():
+    """`x + a (z - x) + (1 - a)(x - x')`, a = 1 at first and 0.75 then, projected twice."""
+    torch.manual_seed(2)
+    x, target = 0.5 * torch.ones(8, 4).double(), 0.4 + 0.2 * torch.rand(8, 4).double()
+    box = Box.ball(x, 0.1)
+    ball = Ball(x, box, torch.zeros(8, dtype=torch.long))
+    climb = _Climb(lambda t: t, ball, lambda t: -(t - target).square().sum(1), 100)
+    before = here = climb.points
+    assert (climb.points - x).abs().amax(1).tolist() == pytest.approx([0.1] * 8)
+    for k in range(21):  # up to the first checkpoint, with steps of twice the radius
+        ahead = box.project(here + 0.2 * (target - here).sign())
+        share = 0.75 if k else 1.0
+        moved = box.project(here + share * (ahead - here) + (1 - share) * (here - before))
+        before, here = here, moved
+        climb.step(k)
+        torch.testing.assert_close(climb.points, here)
+    assert (here - before).abs().max() > 0.05
+
+
 @pytest.mark.parametrize("kind", ["ce", "dlr"])
 def test_the_best_loss_never_falls_and_all_points_stay_inside(kind):
     torch.manual_seed(3)
@@ -240,7 +259,7 @@ def test_square_moves_squares_to_the_ends_of_the_ball():
         return torch.tensor([[1.0, 0.0]]).repeat(len(points), 1)
 
     square.square(network, ball, queries=30)
-    assert len(seen) == 30
+    assert len(seen) == 1 + 30  # the stripes are no query: 5001 passes of the standard suite
     first = seen[0]
     assert torch.equal(first, first[:, :, :1].expand_as(first))  # vertical stripes
     assert len(first.unique()) == 2

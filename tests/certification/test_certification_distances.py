@@ -100,3 +100,14 @@ def test_export_computes_the_same_and_can_be_read_back(name, tmp_path):
         # What it reads is made of smaller parts, whose boxes are wider.
         assert (box.lower <= ours.lower + 1e-6).all() and (box.upper >= ours.upper - 1e-6).all()
         assert (box.upper - box.lower).max() < 1
+
+
+def test_export_of_a_head(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(1)
+    net = nets.build("sortnet-mlp", (1, 6, 6), 4, width=24, depth=4, keep=70, hidden=5).eval()
+    path, x = tmp_path / "net.onnx", torch.rand(5, 1, 6, 6)
+    assert export_onnx(net, (1, 6, 6), path) < 1e-5
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    theirs = torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
+    torch.testing.assert_close(theirs, net(x), rtol=1e-5, atol=1e-5)

@@ -197,6 +197,36 @@ def test_nesting_of_outputs_is_not_guaranteed():
     assert wide.box.lower.item() < narrow.box.lower.item() == 0.0
 
 
+def test_a_zonotope_may_be_wider_than_a_hybrid_one():
+    """Z in H fails, too: tighter bounds move centres, by which "switch" takes one strip or another.
+
+    The third layer's neurons lie in [-3, 4] by Z and in [-4, 5] by H. What the last one reads has
+    the centre 0 by Z, which keeps slope 1, and -1/2 by H, which takes the box.
+    """
+    weights = [
+        ([[1.0]], [0.0]),
+        ([[1.0], [2.0]], [2.0, 0.0]),
+        ([[-1.0, 1.0], [-1.0, 1.0]], [0.0, 0.0]),
+        ([[1.0, -2.0]], [2.0]),
+    ]
+    layers = []
+    for weight, bias in weights:
+        linear = nn.Linear(len(weight[0]), len(weight)).double()
+        with torch.no_grad():
+            linear.weight.copy_(torch.tensor(weight))
+            linear.bias.copy_(torch.tensor(bias))
+        layers += [linear, nn.ReLU()]
+    graph = trace(nn.Sequential(*layers), (1,)).detach()
+    box = Box(double(-1.0), double(3.0))
+    found = {}
+    for kind in ("z", "h"):
+        keep = (5, len(graph.nodes) - 1)
+        out, seen = zonotope.bounds(graph, box, keep=keep, errors=Errors("switch", **KINDS[kind]))
+        found[kind] = [(b.lower[0, 0].item(), b.upper[0, 0].item()) for b in (seen[5], out)]
+    assert found["z"] == [(-3.0, 4.0), (-8.0, 16.0)]
+    assert found["h"] == [(-4.0, 5.0), (0.0, 15.0)]
+
+
 def test_every_relu_is_exact_on_stable_neurons():
     torch.manual_seed(0)
     first, second = nn.Linear(3, 4), nn.Linear(4, 2)

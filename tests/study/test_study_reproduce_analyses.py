@@ -56,7 +56,7 @@ def test_votes_have_a_table_of_their_own(tmp_path: Path) -> None:
     votes = {"samples": 500, "accuracy": 0.9, "abstained": 0.05, "certified": {"0.5": 0.75}}
     settings = {"sigma": 0.25, "draws": 1000, "alpha": 0.001}
     (run / "smoothing.json").write_text(json.dumps({**votes, "settings": settings}))
-    proofs, noisy = analyse("main", tmp_path).tables
+    proofs, noisy, _ = analyse("main", tmp_path).tables
     assert all(row["key"] != "noise" for row in proofs.rows)
     (row,) = noisy.rows
     assert (row["accuracy"], row["abstained"], row["at 0.5"]) == (90.0, 5.0, 75.0)
@@ -79,6 +79,17 @@ def test_main(tmp_path: Path) -> None:
     assert {row["group"] for row in found.tables[0].rows} == {"mnist-0.1-cnn3"}  # others: no run
     row = next(r for r in found.tables[0].rows if r["method"] == "SABR")
     assert (row["natural"], row["paper_natural"], row["paper_certified"]) == (98.0, 99.23, 98.22)
+
+
+def test_helpers_stand_behind_what_they_help(tmp_path: Path) -> None:
+    make_run(tmp_path, "mnist-0.1-cnn3-taps", accuracies=(97.5, 96.0, 95.0))
+    assert not analyse("main", tmp_path).tables[2].rows
+    make_run(tmp_path, "helped-sam", accuracies=(97.0, 96.5, 95.5))
+    table, _, helpers = analyse("main", tmp_path).tables
+    assert helpers.name == "helpers" and len(helpers.rows) == 8
+    known = {row["helper"]: row["certified"] for row in helpers.rows if row["certified"]}
+    assert known == {"-": 95.0, "SAM": 95.5}
+    assert sum(row["certified"] is not None for row in table.rows) == 1
 
 
 def test_weight(tmp_path: Path) -> None:

@@ -92,6 +92,22 @@ def test_main_takes_every_method_that_has_a_preset() -> None:
     assert "smooth" in votes.commands(Path("run"))[1] and len(votes.commands(Path("run"))) == 2
 
 
+def test_each_helper_stands_once_beside_taps() -> None:
+    plans = {p.name: p for p in EXPERIMENTS["main"].plans("laptop") if p.name.startswith("helped-")}
+    assert {*plans} == {f"helped-{key}" for key in families.HELPERS}
+    plain = families.laptop("mnist-0.1", "cnn3", "taps")
+    every = ("smoothing", "average_from", "sam_rho", "tightness_weight", "edac_weight")
+    seen = set()
+    for plan in plans.values():
+        assert (plan.preset, plan.certify) == (plain.preset, plain.certify)
+        settings = Settings.parse(plan.wanted()).resolve(normalize=False, network={})
+        (used,) = (name for name in every if getattr(settings, name))
+        assert {*plan.settings} & {*every} == {used}
+        seen.add(used)
+    assert seen == {*every}
+    assert not any(p.name.startswith("helped") for p in EXPERIMENTS["main"].plans("paper"))
+
+
 def test_precision_is_full_size() -> None:
     for plan in EXPERIMENTS["precision"].plans("laptop"):
         settings = Settings.parse(plan.wanted())

@@ -239,4 +239,6 @@ def test_data_that_is_not_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     plans = EXPERIMENTS["main"].plans("laptop")
     assert any(plan.optional == "cifar10" for plan in plans)
     monkeypatch.setattr("tightrope.data.describe", lambda: [])
-    assert {p.name.split("-")[0] for p in reproducing._choose(plans, None)} == {"mnist"}
+    chosen = reproducing._choose(plans, None)
+    assert {p.name.split("-")[0] for p in chosen} == {"mnist", "helped"}
+    assert {p.wanted()["data"] for p in chosen} == {"mnist"}

@@ -56,6 +56,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **{"center": "random", "start_ratio": 0.5, "end_weight": 0.7},
     },
     "cap": {"projections": 5},
+    "crown-ibp": {"loss": "fused", "bounds": "crown", "start_kappa": 0.5},
+    "ad-cert": {"imitate": "rslad", "restarts": 2},
 }
 
 

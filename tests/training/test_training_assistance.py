@@ -143,6 +143,8 @@ def test_networks_without_a_tightness_are_refused_at_once():
     [
         ({"smoothing": "rgs", "sam_rho": 0.1}, "smoothing and sam_rho both move the weights"),
         ({"average_decay": 0.99}, "average_decay needs average_from"),
+        ({"smoothing_pairs": 3}, "smoothing_pairs says nothing without smoothing: set that to"),
+        ({"smoothing_sigma": 0.1, "sam_rho": 0.1}, "smoothing_sigma says nothing without smoo"),
         ({"edac_weight": 0.3, "method": "noise"}, "edac_weight is about attacks .* 'noise'"),
         ({"edac_weight": 0.3, "method": "standard"}, "edac_weight is about attacks in the ball"),
         ({"average_from": 1, "average_decay": 0.9, "select": "best"}, "set select = last"),

@@ -88,8 +88,19 @@ def test_resuming_changes_nothing(stop, few, tmp_path):
     assert flat(resumed.optimizer.state_dict()) == flat(whole.optimizer.state_dict())
 
 
-def test_frozen_weights_stay_bit_for_bit(few):
-    trainer, seen = make(colt_net(), **TRAINING), []
+HELPERS = [
+    {},
+    {"smoothing": "rgs", "smoothing_pairs": 1},
+    {"smoothing": "pgpe", "smoothing_pairs": 1},
+    {"sam_rho": 0.05, "tightness_weight": 1e-4},
+    {"edac_weight": 0.3, "momentum": 0.9, "weight_decay": 1e-3},
+]
+
+
+@pytest.mark.parametrize("helper", HELPERS, ids=lambda h: "-".join(h) or "none")
+def test_frozen_weights_stay_bit_for_bit(helper, few):
+    """Also beside helpers that move weights and put them back."""
+    trainer, seen = make(colt_net(), **TRAINING, **helper), []
 
     def note(made, *_):
         seen.append({k: v.clone() for k, v in made.module.state_dict().items()})

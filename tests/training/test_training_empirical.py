@@ -6,12 +6,14 @@ import math
 import pytest
 import torch
 import training_reference as reference
+from torch import nn
 
 from tightrope.attacks import CrossEntropy, Divergence
 from tightrope.errors import UserError
 from tightrope.graph import trace
+from tightrope.nets import Normalize
 from tightrope.training.batchnorm import training_model
-from tightrope.training.objectives import MART, ARoW, arow, mart
+from tightrope.training.objectives import MART, ARoW, Noise, arow, mart
 from tightrope.training.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,6 +119,24 @@ def test_the_goal_of_arow():
     assert changed.tolist() == (logits.argmax(1) != fixed.argmax(1)).tolist()
     assert not goal.reached(fixed).any()
     assert torch.equal(goal.reached(logits), CrossEntropy(fixed.argmax(1)).reached(logits))
+
+
+def test_noise_is_added_before_normalisation():
+    """In units of the inputs, and drawn anew for every sample and step."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Normalize(0.4, 0.1), nn.Flatten(), nn.Linear(8, 3)).double()
+    x, y = torch.rand(500, 2, 2, 2).double(), torch.arange(500) % 3
+    seen, model = [], training_model(trace(net, (2, 2, 2)), x)
+    model.graph = lambda points: seen.append(points) or net(points)
+    losses = [Noise(sigma=0.25)(model, x, y, 0.1) for _ in range(2)]
+    for loss, points in zip(losses, seen, strict=True):
+        expected = torch.nn.functional.cross_entropy(net(points), y)
+        assert torch.equal(loss.value, expected) and loss.robust is None
+        noise = (points - x).flatten() / 0.25
+        assert abs(noise.mean()) < 0.1 and noise.std().item() == pytest.approx(1, abs=0.06)
+        assert (points < 0).any() and (points > 1).any()  # nothing is cut off
+        assert len(points.flatten(1).unique(dim=0)) == 500
+    assert not torch.equal(*seen)
 
 
 @pytest.mark.parametrize(

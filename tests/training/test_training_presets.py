@@ -76,7 +76,7 @@ def test_the_families_are_complete():
     everything |= {"laptop/mnist-0.1-cnn3-noise", *(f"colt/{s}" for s in SETTINGS[2:4])}
     everything |= {f"sortnet/{s}" for s in SETTINGS[:4]}
     everything |= {f"laptop/{s}-{m}" for s in SETTINGS[:2] for m in OWN_NETS}
-    everything |= {f"diffai/{s}" for s in SETTINGS[:3]}
+    everything |= {f"diffai/{s}" for s in SETTINGS[:3]} | {f"crown-ibp/{SETTINGS[3]}"}
     everything |= {f"cap/{s}" for s in (SETTINGS[0], *SETTINGS[2:4])}
     assert set(NAMED) == everything
     assert {n for n in NAMES if n not in NAMED} == {

@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightrope.training.schedules import RadiusSchedule, learning_rate
+from tightrope.training.settings import Settings
+from tightrope.training.trainer import radius_schedule
 
 RAMPS = st.tuples(st.integers(0, 500), st.integers(0, 3000), st.floats(1e-4, 1.0))
 
 
-def smooth(s, s0, s1, target):
+def smooth(s, s0, s1, target, middle=0.25):
     """The smoothed ramp, for ramps of at least four iterations."""
-    m = s0 + (s1 - s0) // 4
+    m = s0 + int((s1 - s0) * middle)
     a = target / ((s1 - m) * 4 * (m - s0) ** 3 + (m - s0) ** 4)
     if s <= s0:
         return 0.0
@@ -41,6 +43,18 @@ def test_smooth_formula_at_every_iteration(start, length):
     for s in range(start + length + 3):
         expected = smooth(s, start, start + length, 8 / 255)
         assert schedule(s) == pytest.approx(expected, rel=1e-12, abs=0), s
+
+
+@pytest.mark.parametrize("middle", [0.1, 0.4, 1.0])
+def test_the_curved_part_is_a_setting(middle):
+    schedule = RadiusSchedule(8.8 / 255, 200, 1002, "smooth", middle)
+    for s in range(1005):
+        expected = smooth(s, 200, 1002, 8.8 / 255, middle)
+        assert schedule(s) == pytest.approx(expected, rel=1e-12, abs=0), s
+    settings = Settings.parse(
+        {"epochs": 8, "warmup_epochs": 1, "annealing_epochs": 5, "annealing_middle": middle}
+    ).resolve(normalize=False, network={})
+    assert radius_schedule(settings, 7) == RadiusSchedule(0.1, 7, 42, "smooth", middle)
 
 
 @given(RAMPS)

@@ -12,7 +12,7 @@ from torch import nn
 import tightrope
 from tightrope import nets
 from tightrope.errors import UserError
-from tightrope.graph import trace
+from tightrope.graph import ops, trace
 from tightrope.nets.distance import Bias, Distance, MeanShift, Nearest
 from tightrope.training import distances
 from tightrope.training.batchnorm import FixedModel, precise_batchnorm, training_model
@@ -197,6 +197,8 @@ def test_so_many_inputs_are_kept_as_the_share_says():
     places = torch.cat([part for _ in range(100) for part in distances._draw(op, 64)])
     often = torch.bincount(places, minlength=400) / 200
     assert often.min() > 0.5 and often.max() < 0.9
+    rare = ops.Distance(torch.zeros(3, 4), torch.tensor([0.01, 0.01 * 0.99]) / 0.0199)
+    assert {len(distances._draw(rare, 8)[0]) for _ in range(20)} == {1}  # one at least
 
 
 def test_means_are_estimated_again_with_the_neuron_that_is_evaluated():
@@ -350,6 +352,9 @@ def test_networks_are_selected_once_powers_are_infinite(tmp_path):
         ({"net": "sortnet-mlp"}, "ends in linear layers takes sortnet.loss = head"),
         ({"sortnet": {"loss": "head"}}, "ends in distances takes sortnet.loss = mixture or hinge"),
         ({"sam_rho": 0.1}, "sam_rho goes through a batch more than once, and sortnet draws"),
+        ({"smoothing": "rgs"}, "smoothing goes through a batch more than once, and sortnet"),
+        ({"edac_weight": 0.3}, "edac_weight goes through a batch more than once, and sortnet"),
+        ({"tightness_weight": 0.1}, "linear layers and ReLUs, but this one has Distance"),
         ({"initialization": "shi"}, "shi is for ReLUs: sortnet takes identity"),
         ({"keep": 101}, "keep is a share of inputs in percent, from 1 to 100, got 101"),
         ({"net": "linf-dist", "keep": 70}, "'linf-dist' takes no 'keep'"),

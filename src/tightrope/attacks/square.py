@@ -1,7 +1,7 @@
 """Square Attack (Andriushchenko et al. 2020): random search that needs no gradients.
 
-It begins with vertical stripes at the ends of the ball. Each query moves a square of pixels to one
-of the ends and keeps it if the margin falls. The squares shrink.
+It begins with vertical stripes at the ends of the ball. Each query after that moves a square of
+pixels to one of the ends and keeps it if the margin falls. The squares shrink.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HALVED = (10, 50, 200, 500, 1000, 2000, 4000)  # after how many queries it is ha
 
 
 def share_at(query: int) -> float:
-    """Return the share of the pixels in a square."""
+    """Return the share of the pixels in the square of a query, counted from zero."""
     return SHARE / 2 ** sum(query > halved for halved in HALVED)
 
 
@@ -55,7 +55,7 @@ def square(network: Network, ball: Ball, *, queries: int = QUERIES) -> Tensor:
     stripes = signs(len(x), channels, 1, width).expand(-1, -1, height, -1).reshape_as(x)
     best = box.project(x + radius * stripes)
     margin = worst_margin(network(best), labels)
-    for query in range(1, queries):
+    for query in range(queries):
         check_time()
         alive = (margin > 0).nonzero()[:, 0]
         if not len(alive):

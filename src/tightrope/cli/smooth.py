@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def smooth(run: Path, radii: str, wait: bool, as_json: bool, **options: Any) -> 
     said = result.settings
     print_table(
         f"{run}, majority vote under noise of {said['sigma']:g}: l2 radii, each with a risk of "
-        f"{said['alpha']:g}; {said['draws']} draws say {said['largest']:.3g} at most",
+        f"{said['alpha']:g}; {said['draws']} draws say {_below(said['largest'])} at most",
         ("samples", "accuracy", "abstained", *(f"at {r}" for r in result.certified), "seconds"),
         [
             (
@@ -52,6 +53,11 @@ def smooth(run: Path, radii: str, wait: bool, as_json: bool, **options: Any) -> 
             )
         ],
     )
+
+
+def _below(radius: float) -> str:
+    """Return three digits after the point, rounded down: certificates are never more than said."""
+    return f"{math.floor(1000 * radius) / 1000:g}"
 
 
 def _radii(text: str) -> list[float]:

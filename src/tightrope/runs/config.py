@@ -26,6 +26,7 @@ SETTINGS = (
     *("net", "width", "hidden", "depth", "keep", "blocks", "batch_norm", "normalize"),
     *("initialization", "method", "teacher", "teacher_weights"),
     *("eps", "train_eps", "epochs", "warmup_epochs", "annealing_epochs", "annealing"),
+    "annealing_middle",
     *("batch_size", "accumulate", "optimizer", "learning_rate", "momentum", "weight_decay"),
     *("beta2", "optimizer_eps", "decay"),
     *("decay_epochs", "decay_factor", "clip", "l1", "regularizer_weight", "natural_weight"),

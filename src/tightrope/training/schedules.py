@@ -14,15 +14,16 @@ Annealing = Literal["smooth", "linear", "constant"]
 class RadiusSchedule:
     """The radius at each iteration: zero until `start`, `target` from `end` on.
 
-    `smooth` (Shi et al. 2021) rises with the fourth power over the first quarter of the ramp
-    and linearly after it, with a continuous slope; `linear` is a straight line; `constant`
-    jumps to the target at `start`.
+    `smooth` (Shi et al. 2021) rises with the fourth power over the first part of the ramp, up to
+    `middle` (a quarter of it), and linearly after it, with a continuous slope; `linear` is a
+    straight line; `constant` jumps to the target at `start`.
     """
 
     target: float
     start: int
     end: int
     kind: Annealing = "smooth"
+    middle: float = 0.25
 
     def __call__(self, iteration: int) -> float:
         """Return the radius at an iteration, counted from zero."""
@@ -37,13 +38,13 @@ class RadiusSchedule:
         return self._smooth(iteration)
 
     def _smooth(self, iteration: int) -> float:
-        quarter = int(0.25 * (self.end - self.start))
-        middle = self.start + quarter
+        curved = int(self.middle * (self.end - self.start))
+        middle = self.start + curved
         # The height at `middle` is A q^4 and the slope 4 A q^3; both sides meet the target.
-        scale = self.target / ((self.end - middle) * 4 * quarter**3 + quarter**4 or 1)
+        scale = self.target / ((self.end - middle) * 4 * curved**3 + curved**4 or 1)
         if iteration <= middle:
             return scale * (iteration - self.start) ** 4
-        height = scale * quarter**4
+        height = scale * curved**4
         return height + (self.target - height) * (iteration - middle) / (self.end - middle)
 
 

@@ -78,6 +78,11 @@ class Settings:
     annealing: str = setting(
         "smooth", parsing.choice("smooth", "linear", "constant"), "how the radius grows"
     )
+    annealing_middle: float = setting(
+        0.25,
+        parsing.number(0, maximum=1),
+        "part of a smooth ramp that is curved; then it is a line",
+    )
     batch_size: int = setting(256, parsing.whole(2), "samples per optimiser step")
     accumulate: int = setting(1, parsing.whole(1), "parts a batch is computed in, to save memory")
     optimizer: str = setting(
@@ -224,6 +229,15 @@ class Settings:
             )
         if self.select == "best" and not self.validation:
             raise UserError("select = best needs held-out data: set validation, or select = last")
+        if self.accumulate > self.batch_size:
+            raise UserError("accumulate must not exceed batch_size")
+        self._check_helpers()
+        if stages := len(self.objective().stages):
+            self._check_stages(stages, ramp)
+        self._check_distances()
+
+    def _check_helpers(self) -> None:
+        """Refuse helpers that do not go together, or with the method."""
         if self.average_from is not None and self.select != "last":
             raise UserError("average_from averages over epochs: set select = last")
         if self.average_from is not None and self.average_from >= self.epochs:
@@ -232,16 +246,15 @@ class Settings:
             raise UserError("average_decay needs average_from: the epoch from which to average")
         if self.smoothing is not None and self.sam_rho:
             raise UserError("smoothing and sam_rho both move the weights: set one of them")
+        for f in _fields():
+            idle = self.smoothing is None and f.name in ("smoothing_sigma", "smoothing_pairs")
+            if idle and getattr(self, f.name) != f.default:
+                raise UserError(f"{f.name} says nothing without smoothing: set that to rgs or pgpe")
         if self.edac_weight and self.method in WITHOUT_BALL:
             raise UserError(
                 f"edac_weight is about attacks in the ball, which method {self.method!r} does not "
                 "train on: leave it at 0"
             )
-        if self.accumulate > self.batch_size:
-            raise UserError("accumulate must not exceed batch_size")
-        if stages := len(self.objective().stages):
-            self._check_stages(stages, ramp)
-        self._check_distances()
 
     def _check_distances(self) -> None:
         """Refuse what is for distance layers only, and what is not for them."""

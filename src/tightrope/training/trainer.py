@@ -347,7 +347,8 @@ def radius_schedule(settings: Settings, iterations: int) -> RadiusSchedule:
     assert settings.train_eps is not None and settings.annealing_epochs is not None
     start = settings.warmup_epochs * iterations
     end = start + settings.annealing_epochs * iterations
-    return RadiusSchedule(float(settings.train_eps), start, end, settings.annealing)  # type: ignore[arg-type]
+    kind, middle = settings.annealing, settings.annealing_middle
+    return RadiusSchedule(float(settings.train_eps), start, end, kind, middle)  # type: ignore[arg-type]
 
 
 def make_optimizer(

@@ -21,6 +21,7 @@ from tightrope.certification.smoothing.radius import (
     lowest_share,
 )
 from tightrope.certification.smoothing.voting import Noise, certify_votes, count_votes
+from tightrope.cli.smooth import _below
 from tightrope.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -96,12 +97,30 @@ def test_votes_of_a_half_space() -> None:
     assert certify_votes(network, torch.zeros(2), noise).prediction is None
 
 
+def test_the_draws_that_choose_a_class_do_not_vote_for_it() -> None:
+    """A network that says 1 while it is chosen, and 0 ever after."""
+    noise = Noise(sigma=0.5, draws=40, selection=7, batch=5)
+    seen: list[Tensor] = []
+
+    def network(x: Tensor) -> Tensor:
+        seen.append(x)
+        first = sum(len(t) for t in seen) <= 7
+        return torch.tensor([[0.0, 1.0] if first else [1.0, 0.0]]).expand(len(x), 2)
+
+    said = certify_votes(network, torch.zeros(3), noise)
+    assert (said.prediction, said.votes) == (None, 0)
+    drawn = torch.cat(seen)
+    assert len(drawn) == 47 and len(drawn.unique(dim=0)) == 47
+
+
 def test_a_constant_classifier_has_the_largest_radius() -> None:
     noise = Noise(sigma=0.25, draws=100, selection=10)
     said = certify_votes(
         lambda x: torch.tensor([[0.0, 1.0]]).expand(len(x), 2), torch.ones(3), noise
     )
     assert said.radius == largest_radius(100, 0.25, 0.001)
+    exact = 0.25 * NormalDist().inv_cdf(0.001 ** (1 / 100))
+    assert exact * (1 - 1e-8) <= said.radius <= exact
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +142,10 @@ def test_a_run_is_smoothed(run: Path) -> None:
     assert result.accuracy + result.abstained <= 1
     assert stored["settings"]["norm"] == "l2"
     assert not (run / "certification.json").exists()  # nothing of it stands beside proofs
-    part = tr.smooth(run, sigma=0.25, draws=200, selection=20, samples=10, start=10)
+    part = tr.smooth(
+        run, sigma=0.25, draws=200, selection=20, samples=10, start=10, radii=(0.12345678, 1)
+    )
+    assert list(part.certified) == ["0.12345678", "1"]  # in six digits it would be larger
     assert part.records == result.records[10:20]  # each sample has noise of its own
 
 
@@ -145,3 +167,7 @@ def test_bad_settings_are_refused(run: Path, options: dict[str, Any], message: s
     with pytest.raises(UserError, match=message):
         tr.smooth(run, **options)
     assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_what_all_votes_can_say_is_printed_rounded_down() -> None:
+    assert [_below(r) for r in (0.61499, 0.6150001, 0.0009, 2.0)] == ["0.614", "0.615", "0", "2"]

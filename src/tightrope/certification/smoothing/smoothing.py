@@ -135,10 +135,16 @@ def _summary(
         accuracy=len(right) / total,
         abstained=sum(said.prediction is None for _, _, said in answers) / total,
         average_radius=sum(right) / total,
-        certified={f"{r:g}": sum(have >= r for have in right) / total for r in radii},
+        certified={_named(r): sum(have >= r for have in right) / total for r in radii},
         seconds=seconds,
         settings=settings,
         records=tuple(
             {"index": index, "label": label, **asdict(said)} for index, label, said in answers
         ),
     )
+
+
+def _named(radius: float) -> str:
+    """Return a radius as text, in as many digits as it has: with fewer it could be larger."""
+    short = f"{radius:g}"
+    return short if float(short) == radius else repr(float(radius))

@@ -23,8 +23,8 @@ def methods() -> list[str]:
 
 
 def plans(scale: str) -> list[Plan]:
-    """Return every run, one for each setting, network and method."""
-    return columns.plans_of([*rows(scale), *votes(scale)])
+    """Return every run: one for each setting, network and method, and each helper's."""
+    return columns.plans_of([*rows(scale), *votes(scale), *helped(scale)[1:]])
 
 
 def rows(scale: str) -> list[Row]:
@@ -35,6 +35,19 @@ def rows(scale: str) -> list[Row]:
 def votes(scale: str) -> list[Row]:
     """Return the runs whose votes under noise are counted."""
     return _rows(scale, Guarantee.PROBABILISTIC)
+
+
+def helped(scale: str) -> list[Row]:
+    """Return the runs of TAPS with a helper, behind the one without; on a laptop only."""
+    if scale == "paper":
+        return []
+    plain = families.laptop("mnist-0.1", "cnn3", "taps")
+    made = [("none", "-", plain)]
+    made += [(key, found[0], families.helped(key)) for key, found in families.HELPERS.items()]
+    return [
+        Row({"group": "mnist-0.1-cnn3", "key": key, "helper": title}, (plan,))
+        for key, title, plan in made
+    ]
 
 
 def _rows(scale: str, *guarantees: Guarantee) -> list[Row]:
@@ -127,6 +140,12 @@ def _draw(plt: Any, drawn: Mapping[str, Any]) -> Any:
     return figure
 
 
+def _helped(runs: Measurements) -> list[Row]:
+    """Return the rows of helpers once one of them was begun: the first row is in another table."""
+    found = helped(runs.scale)
+    return found if any(runs.tried(name) for row in found[1:] for name in row.names) else []
+
+
 def _setting(name: str) -> columns.Reading:
     """Read a setting of the votes."""
     return first(lambda run: run.votes["settings"].get(name))
@@ -163,6 +182,20 @@ TABLE = Sheet(
     ),
     lambda runs: columns.only_tried(runs, rows(runs.scale), "group"),
 )
+HELPED = Sheet(
+    "helpers",
+    "Helpers beside TAPS, one at a time: natural and certified accuracy, %",
+    (
+        Column("group", "setting"),
+        Column("key", ""),
+        Column("helper", "helper"),
+        columns.NATURAL,
+        columns.ADVERSARIAL,
+        columns.CERTIFIED,
+        columns.SAMPLES,
+    ),
+    _helped,
+)
 VOTES = Sheet(
     "votes",
     "Another thing: votes under noise, %, each l2 radius with probability 1 - alpha only",
@@ -184,7 +217,7 @@ EXPERIMENT = Experiment(
     where="Table 1; Section 4.1",
     paper_minutes=34_000,
     plans=plans,
-    tables=(TABLE, VOTES),
+    tables=(TABLE, VOTES, HELPED),
     claims=claims,
     draw=draw,
 )
