@@ -33,7 +33,7 @@ _CNN7 = {"ibp": 8, "pgd": 20, "sabr": 25, "mtl-ibp": 15, "taps": 40, "staps": 50
 _NARROW = (3, 4, 6, 7, 9, 14, 16)
 
 # Helpers as rows, by key: how they are written, settings, and minutes as for the others. What is
-# published are the weight of EDAC, of CTBench's scripts for MNIST at 0.1, and rho.
+# published is the weight of EDAC, of CTBench's scripts for MNIST at 0.1.
 HELPERS: dict[str, tuple[str, dict[str, Any], float]] = {
     "rgs": ("RGS", {"smoothing": "rgs", "smoothing_pairs": 1}, 56),
     "pgpe": ("PGPE", {"smoothing": "pgpe", "smoothing_pairs": 1}, 56),
