@@ -1,5 +1,6 @@
 """What torchrun tells a process about itself."""
 
+import click
 import pytest
 
 from tightrope.errors import UserError
@@ -38,3 +39,12 @@ def test_one_process_of_each_machine_speaks_until_they_agree() -> None:
     assert speaks(error, SECOND)
     error.told_here = False
     assert not speaks(error, {**SECOND, "LOCAL_RANK": "0"})
+
+
+def test_who_tells_of_ctrl_c_is_agreed_upon_before_click_renames_it() -> None:
+    interrupt, renamed = KeyboardInterrupt(), click.Abort()
+    interrupt.told_here = True  # type: ignore[attr-defined]
+    renamed.__cause__ = interrupt
+    assert speaks(renamed, SECOND)
+    interrupt.told_here = False  # type: ignore[attr-defined]
+    assert not speaks(renamed, {**SECOND, "LOCAL_RANK": "0"})

@@ -43,9 +43,11 @@ def is_first(environment: Mapping[str, str] = os.environ) -> bool:
 def speaks(error: BaseException, environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process is the one to tell an error.
 
-    Processes that have met agree on one (`told_here`); before, one of each machine does.
+    Processes that have met agree on one (`told_here`); before, one of each machine does. Click
+    makes another error of Ctrl-C.
     """
-    told_here: bool | None = getattr(error, "told_here", None)
-    if told_here is not None:
-        return told_here
+    for one in (error, error.__cause__):
+        told_here: bool | None = getattr(one, "told_here", None)
+        if told_here is not None:
+            return told_here
     return "WORLD_SIZE" not in environment or environment.get("LOCAL_RANK", "0") == "0"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+import pickle
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from commands import Commands, assert_refused
 from onnx_files import write_onnx, write_vnnlib
 
@@ -139,6 +144,36 @@ def test_a_crash_is_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert read_outcomes(folder / "out.csv") == [found]
 
 
+def test_files_go_with_their_instances(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a cluster whose machines see nothing of this one's disk."""
+    import onnx
+
+    from tightrope.certification import instances
+    from tightrope.certification.problem import CHOICES
+
+    beside = onnx.load(folder / "a" / "net.onnx")
+    apart = {"save_as_external_data": True, "location": "weights", "size_threshold": 0}
+    onnx.save(beside, folder / "a" / "beside.onnx", **apart)
+
+    def elsewhere(prepare: Any, items: Any, watcher: Any, **_: object) -> None:
+        work = prepare()
+        given = [(item, pickle.dumps(watcher.give(item))) for item in items]
+        shutil.rmtree(folder / "a")
+        for item, message in given:
+            work(pickle.loads(message), lambda found, item=item: watcher.message(item, found))
+
+    cluster = SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr(instances, "choose_engine", lambda *_: cluster)
+    monkeypatch.setattr(instances, "run_tasks", elsewhere)
+    names = ("net holds", "beside fails", "missing fails", "net damaged", "net missing")
+    lines = [f"a/{net}.onnx,a/{spec}.vnnlib,30" for net, spec in map(str.split, names)]
+    listed = read_instances(write_list(folder, *lines))
+    found = instances.verify_instances(listed, folder / "out.csv", choices=CHOICES, engine="ray")
+    assert [o.result for o in found] == ["unsat", "sat", "error", "error", "error"]
+    assert "a/missing.onnx" in found[2].reason and "a/missing.vnnlib" in found[4].reason
+    assert read_outcomes(folder / "out.csv") == found
+
+
 REFUSED = {
     "empty": ("", "has no instances"),
     "one column": ("net.onnx", "got 1 columns"),
@@ -176,7 +211,10 @@ def test_refusals(commands: Commands, folder: Path) -> None:
     assert_refused(commands.run("verify", net), "give an ONNX file and a VNN-LIB file")
     assert_refused(commands.run("verify", net, spec, "--instances", listed), "without other files")
     assert_refused(commands.run("verify", net, spec, "--jobs", "2"), "go with --instances")
+    assert_refused(commands.run("verify", net, spec, "--engine", "ray"), "go with --instances")
     assert_refused(commands.run("verify", "--instances", listed, "--jobs", "0"), "jobs must be")
+    alone = commands.run("verify", "--instances", listed, "--address", "auto")
+    assert_refused(alone, "go with engine ray")
     assert_refused(commands.run("verify", "--instances", folder / "no.csv"), "cannot read")
     assert_refused(commands.run("verify", net, spec, "--device", "abacus"), "cannot be used here")
     assert commands.run("verify", net, spec, "--device", "cpu").out == "unsat\n"

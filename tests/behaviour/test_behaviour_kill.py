@@ -323,3 +323,10 @@ def test_leftovers_of_killed_writes_are_removed(commands: Commands, run: Path) -
     outcome = commands.run("certify", run, "--samples", "12", "--steps", "5")
     assert outcome.code == 0, outcome.err
     assert not temporary_files(run)
+    few = ("--samples", "3", "--device", "cpu")
+    others = ("attack", "--steps", "2"), ("estimate",), ("smooth", "--draws", "9")
+    for command, *options in others:
+        (run / f".smoothing.json.{dead.pid}.tmp").write_bytes(b"{")
+        outcome = commands.run(command, run, *few, *options)
+        assert outcome.code == 0, outcome.err
+        assert not temporary_files(run), command

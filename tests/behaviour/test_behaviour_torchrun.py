@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from commands import Commands, Outcome, environment, json_lines, temporary_files, unchanged
 from hangs import PATIENCE
 from moments import Moment
@@ -124,6 +126,38 @@ def test_a_process_dies_and_any_number_resumes(victim: str, alone: Path, tmp_pat
         assert outcome.code == 0, outcome.err
         assert f"epoch   {EPOCHS}/{EPOCHS}" in outcome.out and "epoch   1/" not in outcome.out
         assert_same(copy, alone)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"), [(signal.SIGTERM, 2, "--resume"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_waiting_for_a_process_that_never_comes_can_be_ended(
+    how: signal.Signals, code: int, words: str, tmp_path: Path
+) -> None:
+    """As `torchrun` ends it, which holds the store, if the other one has died on its way."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {**local_group(), "MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "RANK": "0"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tightrope", "train", "--out", tmp_path / "run", *TRAIN],
+        env={**environment(), **place, "TORCHELASTIC_USE_AGENT_STORE": "True"},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever started the tests may ignore interrupts (a background shell does).
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + PATIENCE
+    try:
+        # It has counted itself, and left its address.
+        while store.num_keys() < 2 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(how)
+        _, err = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == code, err
+    assert_refused(Outcome(code, "", err), words)
+    assert not (tmp_path / "run").exists()
 
 
 def test_batches_smaller_than_the_processes_are_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import gated
 import ray
 from handmade import certifiable_run
 from hangs import PATIENCE
+from onnx_files import write_onnx, write_vnnlib
 from parallel_tasks import Cards, Item, Seen, Squares, unable
 from ray.cluster_utils import Cluster
 from test_certification_sharing import hard_sample
@@ -25,6 +26,8 @@ from test_study_reproduce_runner import BAD, SMALL
 
 import tightrope as tr
 from tightrope.certification import session
+from tightrope.certification.instances import read_instances, verify_instances
+from tightrope.certification.problem import CHOICES
 from tightrope.parallel import RayCluster
 from tightrope.parallel.on_ray import run_on_ray
 from tightrope.study.runner import carry_out_all
@@ -253,8 +256,25 @@ def studies(scratch: Path) -> dict[str, Any]:
     }
 
 
+def instances(scratch: Path) -> dict[str, Any]:
+    """Decide a list of properties, here and on a cluster."""
+    square = [("0", "1"), ("0", "1")]
+    write_onnx(scratch / "net.onnx", ([[1, -1], [-1, 1]], [0, 0]), ([[1, 1], [0, 0]], [0.25, 0]))
+    for bound in ("0.2499", "0.5"):
+        write_vnnlib(scratch / f"{bound}.vnnlib", square, 2, f"(<= Y_0 {bound})")
+    listed = scratch / "instances.csv"
+    listed.write_text("net.onnx,0.2499.vnnlib,60\nnet.onnx,0.5.vnnlib,60\nnet.onnx,no.vnnlib,60\n")
+    some = read_instances(listed)
+    found = [
+        verify_instances(some, scratch / f"{engine}.csv", choices=CHOICES, engine=engine, jobs=2)
+        for engine in ("local", "ray")
+    ]
+    return {"results": [[(o.result, o.reason) for o in outcomes] for outcomes in found]}
+
+
 CASES = {
-    case.__name__: case for case in (lost_node, lost_driver, drive, tasks, cards, parts, studies)
+    case.__name__: case
+    for case in (lost_node, lost_driver, drive, tasks, cards, parts, studies, instances)
 }
 
 if __name__ == "__main__":

@@ -19,7 +19,17 @@ from tightrope.parallel import on_ray, reaching
 from tightrope.parallel.reaching import check_address
 from tightrope.runs import Run
 
-SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # what a server of Ray's kind begins with
+
+def frame(kind: int, stream: int, content: bytes = b"") -> bytes:
+    """Return a message of HTTP/2."""
+    return bytes((0, 0, len(content), kind, 0, 0, 0, 0, stream)) + content
+
+
+SETTINGS = frame(4, 0)  # what a server of Ray's kind begins with
+UPDATE, RESET, GOODBYE = frame(8, 0, bytes(4)), frame(3, 1, bytes(4)), frame(7, 0, bytes(8))
+CLUSTER = SETTINGS + UPDATE + frame(1, 1, b"\x88")  # status 200
+OTHER = SETTINGS + frame(1, 1, b"\x88\x40\x0bgrpc-status\x0212")  # it knows no such call
+WEBSITE = SETTINGS + frame(1, 1, b"\x8d")  # status 404
 
 
 def error_of(run: Run, **options: Any) -> str:
@@ -153,7 +163,7 @@ def test_names_that_ray_knows_are_left_to_it(address: str) -> None:
 
 
 def test_a_cluster_that_answers_is_fine() -> None:
-    with server(SETTINGS) as address:
+    with server(CLUSTER) as address:
         check_address(address)
 
 
@@ -162,6 +172,11 @@ def test_a_cluster_that_answers_is_fine() -> None:
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what answers is not Ray"),
         (SETTINGS[:4], "what answers is not Ray"),
+        (WEBSITE, "what answers is not Ray"),
+        (SETTINGS + RESET, "what answers is not Ray"),
+        (SETTINGS + GOODBYE, "what answers is not Ray"),
+        (OTHER, "what answers is not the head of a cluster"),
+        (SETTINGS, "no answer"),
         (b"", "no answer"),
         (None, "no answer"),
     ],
@@ -195,7 +210,7 @@ def test_a_cluster_that_ray_has_noted_may_be_gone(
     monkeypatch.setattr(on_ray, "load_ray", lambda: ray)
     message = error_of(certifiable, engine="ray", address="auto")
     assert message.startswith("no Ray cluster answers at 127.0.0.1:1 (")
-    with server(SETTINGS) as noted[0]:
+    with server(CLUSTER) as noted[0]:
         on_ray.RayCluster("auto").check()
 
 

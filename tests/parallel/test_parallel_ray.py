@@ -15,7 +15,10 @@ from hangs import PATIENCE
 
 CASES = Path(__file__).with_name("ray_cases.py")
 ROOM = Path(__file__).parent.parent
-PATHS = [ROOM, *(ROOM / name for name in ("certification", "parallel", "runs", "study"))]
+PATHS = [
+    ROOM,
+    *(ROOM / name for name in ("behaviour", "certification", "parallel", "runs", "study")),
+]
 HERE = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 WHY_NOT = (
     "Ray is not installed: pip install 'tightrope[ray]'"
@@ -103,3 +106,9 @@ def test_comparing_and_reproducing(tmp_path: Path) -> None:
     assert found["same"] and found["files"][0] == found["files"][1]
     assert list(found["failures"]) == ["bad"] and found["journal"] == 5
     assert set(found["listening"]) <= HERE
+
+
+def test_a_list_of_instances(tmp_path: Path) -> None:
+    here, there = outcome("instances", tmp_path / "scratch")["results"]
+    assert [result for result, _ in here] == ["unsat", "sat", "error"]
+    assert there == here

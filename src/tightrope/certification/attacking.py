@@ -86,6 +86,7 @@ def attack(
         examination = examine(run, eps, samples, start, device, largest)
         how = _How(suite, StageSettings(steps, restarts), seed, number)
         result = _attack(run, examination, how, progress)
+        run.tidy()
         write_json(run.attack, asdict(result))
     return result
 

@@ -15,18 +15,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 
 from tightrope.answer import WORDS, competition_word
+from tightrope.certification.carrying import Carried, pack, unpacked
 from tightrope.certification.problem import Choices, check_timeout
 from tightrope.certification.verifying import verify_and_tell
 from tightrope.errors import UserError, shorten
 from tightrope.files import open_to_append
 from tightrope.limits import INSTANCES, INSTANCES_BYTES
-from tightrope.parallel import Send, Watcher, run_in_processes
+from tightrope.parallel import Send, Watcher, choose_engine, run_in_processes, run_tasks
 from tightrope.reading import read_text
 
 DECIDED = ("sat", "unsat")
@@ -34,6 +36,7 @@ USUAL_LIMIT = 60.0
 # An instance may take a bit longer than its limit; later than that its process is ended.
 SLACK, PATIENCE = 1.1, 2.0
 ENDED = 1.5
+UNDERWAY = 2.0  # until a message from another machine has left
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Instance:
     """One line of a list: `known` is the right answer, if somebody knows it.
 
     `number` tells lines with the same files apart; `again` is set if a process has died of it.
+    `carried` are its files, where it is decided elsewhere.
     """
 
     onnx: str
@@ -51,6 +55,7 @@ class Instance:
     benchmark: str = ""
     known: str = ""
     again: bool = False
+    carried: Carried | None = None
 
     def __str__(self) -> str:
         return f"{self.onnx} {self.vnnlib}"
@@ -65,6 +70,12 @@ class Instance:
         path = self.folder / name
         packed = path.with_name(f"{path.name}.gz")
         return packed if not path.exists() and packed.exists() else path
+
+    def files(self) -> AbstractContextManager[tuple[Path, Path]]:
+        """Give the network and the property as files."""
+        if self.carried is not None:
+            return unpacked(self.carried)
+        return nullcontext((self.file(self.onnx), self.file(self.vnnlib)))
 
 
 @dataclass(frozen=True)
@@ -195,24 +206,34 @@ def verify_instances(
     instances: Sequence[Instance],
     out: Path,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
     seed: int = 0,
     choices: Choices,
     device: str = "cpu",
+    engine: str = "local",
+    address: str | None = None,
+    gpus_per_task: float = 0.0,
     progress: Progress = lambda outcome, done, total: None,
 ) -> list[Outcome]:
-    """Decide instances and add a line for each to `out`; those that it has are not run again."""
-    if jobs < 1:
-        raise UserError(f"jobs must be at least 1, got {shorten(jobs)}")
+    """Decide instances and add a line for each to `out`; those that it has are not run again.
+
+    By `jobs` processes, or on a Ray cluster, to which the files go with their instances.
+    """
+    cluster = choose_engine(engine, address, gpus_per_task, jobs)
     before = read_outcomes(out) if out.exists() else []
-    book = _Book(instances, before, out, progress)
-    workers = min(jobs, len(book.left))
-    if workers:
+    book = _Book(instances, before, out, progress, carry=cluster is not None)
+    if book.left:
         book.open()
+        workers = min(jobs or 1, len(book.left))
         try:
-            threads = max(1, torch.get_num_threads() // jobs)
-            task = _Prepare(seed, choices, device)
-            run_in_processes(task, book.left, book, workers=workers, threads=threads)
+            if cluster is None:
+                threads = max(1, torch.get_num_threads() // (jobs or 1))
+                task = _Prepare(seed, choices, device)
+                run_in_processes(task, book.left, book, workers=workers, threads=threads)
+            else:
+                task = _Prepare(seed, choices, cluster.device.type)
+                most = None if jobs is None else workers
+                run_tasks(task, book.left, book, workers=most, cluster=cluster)
         finally:
             book.close()
     return [book.known[instance.key] for instance in instances]
@@ -242,6 +263,8 @@ class _Prepare:
                 seconds = time.perf_counter() - started
                 try:
                     send(replace(_failed(instance, seconds, "it did not end"), result="timeout"))
+                    if instance.carried is not None:
+                        time.sleep(UNDERWAY)
                 finally:
                     os._exit(1)
 
@@ -258,14 +281,15 @@ class _Prepare:
 
     def _outcome(self, instance: Instance, started: float) -> Outcome:
         try:
-            answer, _ = verify_and_tell(
-                instance.file(instance.onnx),
-                instance.file(instance.vnnlib),
-                timeout=instance.limit,
-                seed=self.seed,
-                choices=self.choices,
-                device=self.device,
-            )
+            with instance.files() as (network, specification):
+                answer, _ = verify_and_tell(
+                    network,
+                    specification,
+                    timeout=instance.limit,
+                    seed=self.seed,
+                    choices=self.choices,
+                    device=self.device,
+                )
         except Exception as error:  # the others go on
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             lines = str(error).splitlines() or [""]
@@ -300,8 +324,9 @@ class _Book(Watcher[Instance]):
         before: Iterable[Outcome],
         out: Path,
         progress: Progress,
+        carry: bool = False,
     ) -> None:
-        self.out, self.progress, self.total = out, progress, len(instances)
+        self.out, self.progress, self.total, self.carry = out, progress, len(instances), carry
         self.known: dict[tuple[str, str, int], Outcome] = {}
         self.begun: set[tuple[str, str, int]] = set()
         counts = Counter[tuple[str, str]]()
@@ -335,7 +360,10 @@ class _Book(Watcher[Instance]):
         """Say of an instance whether a process has died of it."""
         again = item.key in self.begun
         self.begun.add(item.key)
-        return replace(item, again=again)
+        if not self.carry:
+            return replace(item, again=again)
+        files = pack(item.file(item.onnx), item.file(item.vnnlib))
+        return replace(item, again=again, carried=files, folder=Path())
 
     def message(self, item: Instance, message: Outcome) -> None:
         """Write an outcome down; one that came before its process died counts."""

@@ -11,7 +11,13 @@ import click
 
 from tightrope.answer import WORDS, Answer, competition_word
 from tightrope.cli.alarm import last_word
-from tightrope.cli.options import branching_option, cuts_option, split_option
+from tightrope.cli.options import (
+    ENGINE_OPTIONS,
+    branching_option,
+    cuts_option,
+    engine_options,
+    split_option,
+)
 from tightrope.cli.output import print_json
 from tightrope.deadline import process_start
 from tightrope.errors import UserError, printable, shorten
@@ -36,7 +42,8 @@ _CHOICES = ("split", "branching", "cuts")
 @cuts_option
 @click.option("--seed", type=int, default=0, help="Seed of the attack.  [0]")
 @click.option("--device", default="cpu", help="cpu, cuda or auto.  [cpu]")
-@click.option("--jobs", type=int, help="Instances at a time.  [1]")
+@click.option("--jobs", type=int, help="Instances at a time.  [1; Ray: as many as fit]")
+@engine_options
 @click.option("--out", type=click.Path(path_type=Path), help="Their results.  [results.csv]")
 @click.option("--only", help="Instances with this text in their line.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -62,14 +69,17 @@ def verify(
     tightrope verify --instances instances.csv --jobs 2 --out results.csv
     """
     listed = {name: options.pop(name) for name in ("jobs", "out", "only")}
+    where = {name: options.pop(name) for name in ENGINE_OPTIONS}
     counterexample = options.pop("counterexample")
     if instances is not None:
         if files or counterexample is not None:
             raise UserError("--instances goes without other files")
-        run_list(instances, listed, timeout, as_json, **_checked(timeout, options))
+        run_list(instances, listed, timeout, as_json, **where, **_checked(timeout, options))
         return
     if any(value is not None for value in listed.values()):
         raise UserError("--jobs, --out and --only go with --instances")
+    if where != {"engine": "local", "address": None, "gpus_per_task": 0.0}:
+        raise UserError("--engine, --address and --gpus-per-task go with --instances")
     if len(files) < 2:
         raise UserError("give an ONNX file and a VNN-LIB file, or --instances FILE")
     limit, started = 60.0 if timeout is None else timeout, process_start()
@@ -144,7 +154,7 @@ def run_list(
     found = verify_instances(
         instances,
         out,
-        jobs=1 if listed["jobs"] is None else listed["jobs"],
+        jobs=listed["jobs"],
         progress=show,
         **options,
     )

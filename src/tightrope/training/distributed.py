@@ -11,10 +11,7 @@ They talk by gloo on CPUs and by NCCL on GPUs, and meet where `torchrun` tells t
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +26,13 @@ from tightrope import launched
 from tightrope.devices import pick_device
 from tightrope.draws import Rows, drawn_for
 from tightrope.errors import UserError
+from tightrope.training.meeting import (
+    ToldToEnd,
+    find_store,
+    ignore_signals,
+    meet,
+    told_to_end,
+)
 
 T = TypeVar("T")
 
@@ -37,7 +41,6 @@ POLL_SECONDS = 0.1
 LAST_WORDS = timedelta(seconds=5)
 
 _joined: Group | None = None
-_times_joined = 0
 
 
 class ProcessLost(UserError):
@@ -205,7 +208,7 @@ class Group:
             while self.rank == 0 and gone < self.size and time.monotonic() < until:
                 time.sleep(0.02)
                 gone = self.store.add("gone", 0)
-        if in_order:
+        if in_order and dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()
 
@@ -301,60 +304,22 @@ def joined() -> Iterator[Group | None]:
     if place is None or _joined is not None:
         yield _joined
         return
-    _joined = group = _join(place)
+    group = None
     try:
-        with _told_to_end(place.size):
+        with told_to_end():
+            _joined = group = Group(find_store(place), place.rank, place.size, place.local)
+            meet(place, group.store)
             yield group
     except BaseException as error:
-        error.told_here = group.speaks()  # type: ignore[attr-defined]
-        group.leave(in_order=not isinstance(error, ProcessLost))
-        raise
+        ignore_signals()
+        ended = lost(place.size) if isinstance(error, ToldToEnd) else error
+        if group is not None:
+            ended.told_here = group.speaks()  # type: ignore[attr-defined]
+            group.leave(in_order=not isinstance(ended, ProcessLost))
+        if ended is error:
+            raise
+        raise ended from error
     else:
         group.leave()
     finally:
         _joined = None
-
-
-def _join(place: launched.Place) -> Group:
-    global _times_joined
-    if dist.is_initialized():
-        raise UserError("torch.distributed is in use already; training sets it up by itself")
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    _times_joined += 1
-    try:
-        found, rank, size = next(dist.rendezvous("env://", place.rank, place.size))
-        # A process that is started again, or trains again, must not meet what it said before.
-        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"tightrope/{restarts}/{_times_joined}", found)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"the {place.size} processes did not find each other: {reason}") from None
-    return Group(store, rank, size, place.local)
-
-
-@contextmanager
-def _told_to_end(size: int) -> Iterator[None]:
-    """End in order when told to: `torchrun` tells all processes as soon as one has died."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    told = False
-
-    def end(*_: Any) -> None:
-        nonlocal told
-        told = True
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise lost(size)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    except BaseException as error:
-        # This process is about to end, and has something to say before it does.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if told and not isinstance(error, UserError):  # what was interrupted failed of that
-            raise lost(size) from error
-        raise
-    signal.signal(signal.SIGTERM, before)

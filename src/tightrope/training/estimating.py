@@ -101,6 +101,7 @@ def estimate(
                 **run.fingerprints(),
             },
         )
+        run.tidy()
         write_json(run.estimate, asdict(result))
     return result
 

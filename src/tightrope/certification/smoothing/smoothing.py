@@ -85,6 +85,7 @@ def smooth(
             **run.fingerprints(),
         }
         result = _summary(answers, noise, radii, time.perf_counter() - began, settings)
+        run.tidy()
         write_json(run.smoothing, asdict(result))
     return result
 
