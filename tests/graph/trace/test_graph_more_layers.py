@@ -134,7 +134,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
         lambda x: torch.matmul(*x[:, :, :4].unflatten(2, (2, 2)).permute(2, 0, 3, 1).unbind(0)[:1],
                                x[:, :, :4].unflatten(2, (2, 2)).permute(2, 0, 1, 3)[1]), ROWS,
     ),
-    "dimensions before the batch": (lambda x: x.transpose(0, 1)[2] - x.mT.permute(2, 0, 1)[0], ROWS),
+    "rows before the batch": (lambda x: x.transpose(0, 1)[2] - x.mT.permute(2, 0, 1)[0], ROWS),
     # others
     "one_hot": (lambda x: F.one_hot(x.argmax(1), 6).to(x.dtype) + 0 * x, FLAT),
     "atan": (torch.atan, FLAT),
