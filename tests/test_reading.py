@@ -89,7 +89,10 @@ def test_damaged_compression_is_an_error(damage: str, tmp_path: Path) -> None:
         read_bytes(path, JSON_BYTES)
 
 
-def test_a_bomb_needs_no_more_memory_than_the_limit(tmp_path: Path) -> None:
+def test_a_bomb_needs_no_more_memory_than_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VNNLIB_BYTES.variable, str(1 << 26))
     path = tmp_path / "bomb.gz"
     with gzip.open(path, "wb", compresslevel=9) as file:
         for _ in range(256):

@@ -64,7 +64,7 @@ ONNX_PRODUCTS = Limit(
     "ONNX_PRODUCTS", 2**36, "products", "one evaluation of an ONNX network: numbers multiplied"
 )
 
-VNNLIB_BYTES = Limit("VNNLIB_BYTES", 2**26, "bytes", "a VNN-LIB file, decompressed")
+VNNLIB_BYTES = Limit("VNNLIB_BYTES", 2**28, "bytes", "a VNN-LIB file, decompressed")
 VNNLIB_DEPTH = Limit("VNNLIB_DEPTH", 200, "levels", "brackets of a VNN-LIB file in each other")
 VNNLIB_ALTERNATIVES = Limit(
     "VNNLIB_ALTERNATIVES", 100_000, "alternatives", "the disjunctions of a VNN-LIB file"

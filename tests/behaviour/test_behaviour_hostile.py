@@ -262,10 +262,10 @@ def test_a_pipe_among_images(commands: Commands, tmp_path: Path) -> None:
 
 def test_a_limit_is_named_and_can_be_raised(commands: Commands, place: Path) -> None:
     path = place / "spec.vnnlib"
-    path.write_text(path.read_text() + ";" * (1 << 26))
+    path.write_text(path.read_text() + ";" * (1 << 28))
     arguments = ("verify", "net.onnx", "spec.vnnlib")
     refused(commands, place, arguments, "TIGHTROPE_LIMIT_VNNLIB_BYTES")
-    raised = {"TIGHTROPE_LIMIT_VNNLIB_BYTES": str(1 << 27)}
+    raised = {"TIGHTROPE_LIMIT_VNNLIB_BYTES": str(1 << 29)}
     assert commands.run(*arguments, cwd=place, variables=raised).out.strip() == "unsat"
     for variables in (
         {"TIGHTROPE_LIMIT_VNNLIB_BYTES": "lots"},

@@ -18,6 +18,8 @@ FUNCTIONS: dict[str, ops.Function] = {
         for name in ("exp", "log", "sqrt", "reciprocal", "sin", "cos", "gelu", "gelu_tanh", "silu")
     },
     **{name: ops.Function(name) for name in ("mish", "hardswish", "erf", "atan")},
+    **{name: ops.Function(name) for name in ("sinh", "cosh")},
+    **{f"exponential {b}": ops.Function("exponential", (b,)) for b in (2.0, 0.3, 1.01, 50.0)},
     **{
         f"power {p}": ops.Function("power", (float(p),))
         for p in (2, 3, 4, 7, -1, -2, -3, -0.5, 0.25, 1.5, 2.5)
@@ -58,6 +60,9 @@ VALUES: dict[str, Callable[..., Any]] = {
     "softplus": _softplus,
     "hardswish": lambda x: x * min(max(x + 3, mp.mpf(0)), mp.mpf(6)) / 6,
     "erf": mp.erf,
+    "exponential": lambda x, base: mp.power(base, x),
+    "sinh": mp.sinh,
+    "cosh": mp.cosh,
     "atan": mp.atan,
 }
 

@@ -331,8 +331,26 @@ def _atan() -> Curve:
     )
 
 
+def _exponential(base: float) -> Curve:
+    """A power of a positive number that is not 1."""
+    rate = math.log(base)
+    value: Map = lambda x: torch.pow(base, x)  # noqa: E731
+    return Curve(value, lambda x: rate * torch.pow(base, x), limits=(0.0, math.inf))
+
+
+def _sinh() -> Curve:
+    return Curve(torch.sinh, torch.cosh, (-1, 1), (0.0,))
+
+
+def _cosh() -> Curve:
+    return Curve(torch.cosh, torch.sinh, turns=(0.0,), limits=(1.0, math.inf))
+
+
 FUNCTIONS: dict[str, Callable[..., Curve]] = {
     "exp": _exp,
+    "exponential": _exponential,
+    "sinh": _sinh,
+    "cosh": _cosh,
     "log": _log,
     "sqrt": _sqrt,
     "reciprocal": _reciprocal,

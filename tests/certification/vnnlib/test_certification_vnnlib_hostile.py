@@ -157,7 +157,8 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_bombs(kind: str, tmp_path: Path) -> None:
+def test_bombs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VNNLIB_BYTES.variable, str(1 << 26))
     path = tmp_path / "bomb.vnnlib.gz"
     with gzip.open(path, "wb", compresslevel=9) as file:
         file.write(declarations().encode())

@@ -19,6 +19,7 @@ from tightrope.domains.linear.crown import Effort, relax
 from tightrope.domains.linear.local import best_sides
 from tightrope.graph import Graph, ops, trace
 from tightrope.graph.graph import Node
+from tightrope.graph.maxpool import expand_max_pools
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -185,3 +186,23 @@ def test_a_shift_by_whole_numbers_is_exact() -> None:
         )
         assert (found.lower == found.upper).tolist() == [[True, False]]
         assert float(found.lower[0, 0]) == (-3.0 if subtract else 7.0)
+
+
+def binarised(seed: int) -> Graph:
+    """Signs of pixels, convolved, pooled and compared again: nothing is pulled behind the signs."""
+    torch.manual_seed(seed)
+    first, second = nn.Conv2d(1, 4, 3).double(), nn.Conv2d(4, 3, 3, bias=False).double()
+    layers = (first, nn.ReLU(), second, nn.MaxPool2d(2))
+    module = nn.Sequential(*layers, nn.Conv2d(3, 3, 1).double())
+    nodes: list[Node] = []
+    for node in trace(module, (1, 10, 10)).detach().nodes:
+        signs = ops.Step("positive") if isinstance(node.op, ops.Relu) else node.op
+        nodes.append(Node(node.name, signs, node.inputs, node.shape))
+    nodes.append(Node("tests", ops.Step("positive"), (len(nodes) - 1,), nodes[-1].shape))
+    return expand_max_pools(Graph(tuple(nodes)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slopes_that_make_no_difference_are_left_alone(seed: int) -> None:
+    graph = binarised(seed)
+    assert_sound(relax(graph, small_box(graph, 0.05, seed=seed), effort=ALPHA, rounding=EPS))

@@ -130,9 +130,16 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "attention with numbers added": (
         lambda x: F.scaled_dot_product_attention(*[x[:, None]] * 3, attn_mask=M6[:3, :3]), ROWS,
     ),
+    "a few values before the batch": (
+        lambda x: torch.matmul(*x[:, :, :4].unflatten(2, (2, 2)).permute(2, 0, 3, 1).unbind(0)[:1],
+                               x[:, :, :4].unflatten(2, (2, 2)).permute(2, 0, 1, 3)[1]), ROWS,
+    ),
+    "rows before the batch": (lambda x: x.transpose(0, 1)[2] - x.mT.permute(2, 0, 1)[0], ROWS),
     # others
     "one_hot": (lambda x: F.one_hot(x.argmax(1), 6).to(x.dtype) + 0 * x, FLAT),
     "atan": (torch.atan, FLAT),
+    "hyperbolic": (lambda x: torch.sinh(x / 4) - torch.cosh(x / 4), FLAT),
+    "exp2": (lambda x: torch.exp2(x / 4), FLAT),
     "logit": (lambda x: torch.logit(x.sigmoid(), 1e-3), FLAT),
     "rrelu": (F.rrelu, FLAT),
     "glu": (lambda x: F.glu(x, 1), FLAT),
@@ -340,4 +347,4 @@ def test_a_refusal_names_few_parts() -> None:
     assert "and 2 more" in message and "\n" not in message and len(message) < 400
 
 
-UNKNOWN = ("lgamma", "digamma", "erfc", "sinh", "asinh", "acosh", "tan")
+UNKNOWN = ("lgamma", "digamma", "erfc", "erfinv", "asinh", "acosh", "tan")

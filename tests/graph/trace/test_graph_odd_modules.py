@@ -270,7 +270,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "parameter changed": (lambda: module(parameter_changed), "'b.bias'"),
     "gradient inside": (lambda: module(gradient_inside), "cannot"),
     "random layer": (lambda: module(random_layer), "random"),
-    "unknown function": (lambda: module(lambda s, x: s.b(x).sinh()), "sinh"),
+    "unknown function": (lambda: module(lambda s, x: s.b(x).erfc()), "erfc"),
     "vector weight": (vector_weight, "(4,)"),
     "number beyond float32": (lambda: module(lambda s, x: s.b(F.relu(x * -1e300))), "range"),
     "divisor below float32": (lambda: module(lambda s, x: s.b(F.relu(-x / 1e-300))), "range"),

@@ -37,7 +37,7 @@ class RandomModel(Sketch):
         if self.chance(0.05):
             self.mask()
         if self.chance(0.01):
-            self.go("Hardmax", self.last)
+            self.go("Det", self.last)
 
     def mask(self) -> None:
         """Add a huge number to one element."""

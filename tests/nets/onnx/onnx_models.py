@@ -11,7 +11,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-IR_VERSIONS = {8: 3, 9: 4, 10: 5, 11: 6, 12: 7, 13: 7, 14: 7, 17: 8, 18: 8, 20: 9, 21: 10}
+IR_VERSIONS = {
+    **{8: 3, 9: 4, 10: 5, 11: 6, 12: 7, 13: 7, 14: 7, 15: 8},
+    **{17: 8, 18: 8, 20: 9, 21: 10, 23: 11, 24: 11},
+}
 
 
 def random_array(*shape: int, seed: int = 0, low: float = -1.0) -> np.ndarray:

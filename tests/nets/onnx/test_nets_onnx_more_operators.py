@@ -132,6 +132,63 @@ CASES = {
     "gru": (
         14, STEPS, [node("GRU", "x W R B", "y", hidden_size=2, linear_before_reset=1)], cell(3),
     ),
+    "max pool, uneven": (
+        13, IMAGE,
+        [node("MaxPool", "x", kernel_shape=[3, 2], strides=[2, 2], pads=[0, 1, 2, 0])], {},
+    ),
+    "max pool, upper": (
+        11, IMAGE,
+        [node("MaxPool", "x", kernel_shape=[3, 3], strides=[2, 1], auto_pad="SAME_UPPER")], {},
+    ),
+    "max pool of what a ReLU gave": (
+        11, IMAGE, [node("Relu", "x", "r"), node("Transpose", "r", "t", perm=[0, 1, 3, 2]),
+                    node("MaxPool", "t", kernel_shape=[2, 2], pads=[0, 0, 1, 1])], {},
+    ),
+    "average pool, uneven": (
+        11, IMAGE,
+        [node("AveragePool", "x", kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 2])], {},
+    ),
+    "matrices, each for one": (13, ROWS, [node("MatMul", "x w")], {"w": random_array(2, 4, 5)}),
+    "matrices from the left": (
+        13, (2, 3, 4), [node("MatMul", "w x")], {"w": random_array(2, 5, 3)},
+    ),
+    "matrices for heads": (
+        13, (2, 3, 4), [node("Reshape", "x s", "h"), node("MatMul", "h w")],
+        {"s": i64(2, 1, 3, 4), "w": random_array(5, 4, 3)},
+    ),
+    "gemm of constants": (
+        13, (1, 4), [node("Gemm", "z w b", "c", transB=1), node("Sub", "x c")],
+        {"z": random_array(1, 3), "w": random_array(4, 3), "b": random_array(4)},
+    ),
+    "places of constants": (
+        13, (1, 4), [node("NonZero", "m", "n"), node("Squeeze", "n a", "p"),
+                     node("Gather", "x p", axis=1)],
+        {"m": np.array([True, False, True, True]), "a": i64(0)},
+    ),
+    "scatter": (
+        10, (1, 4), [node("Scatter", "x i u", axis=1)],
+        {"i": np.array([[3, 1]]), "u": random_array(1, 2)},
+    ),
+    "clip between values": (
+        13, ROWS, [node("Neg", "x", "n"), node("ReduceMax", "x", "h", keepdims=0),
+                   node("Clip", "n - h")], {},
+    ),
+    "power of a constant": (
+        13, ROWS, [node("Tanh", "x", "t"), node("Pow", "c t")], {"c": np.array(3, np.float32)},
+    ),
+    "hyperbolic": (
+        13, ROWS, [node("Tanh", "x", "t"), node("Sinh", "t", "s"), node("Cosh", "t", "c"),
+                   node("Sub", "s c")], {},
+    ),
+    "hardmax": (13, ROWS, [node("Hardmax", "x", axis=1)], {}),
+    "cast like": (
+        15, ROWS, [node("Less", "x c", "b"), node("CastLike", "b x")], {"c": random_array(4)},
+    ),
+    "tangent": (13, ROWS, [node("Tanh", "x", "t"), node("Tan", "t")], {}),
+    "swish": (24, ROWS, [node("Swish", "x", alpha=1.5)], {}),
+    "root mean square": (
+        23, ROWS, [node("RMSNormalization", "x g")], {"g": random_array(4, low=0.5)},
+    ),
     "rnn": (14, STEPS, [node("RNN", "x W R B", "y", hidden_size=2)], cell(1)),
 }  # fmt: skip
 
@@ -192,6 +249,10 @@ REFUSED = {
         (1, 3), [node("Where", "m x c", "w"), node("Softmax", "w")],
         {"m": np.array([False] * 3), "c": -INF}, "nothing but minus infinity",
     ),
+    "windows of nothing": (
+        IMAGE, [node("MaxPool", "x", kernel_shape=[2, 2], pads=[0, 0, 0, 3])], {}, "as wide as",
+    ),
+    "power": ((1, 3), [node("Exp", "x", "e"), node("Pow", "e x")], {}, "a base and an exponent"),
     "gru": (STEPS, [node("GRU", "x W R B", "y", hidden_size=2)], cell(3), "linear_before_reset"),
     "activations": (
         STEPS, [node("RNN", "x W R B", "y", hidden_size=2, activations=["Relu"])], cell(1),

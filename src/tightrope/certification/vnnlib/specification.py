@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -18,10 +19,12 @@ from torch import Tensor
 
 from tightrope.box import Box
 from tightrope.certification.vnnlib.names import Names
+from tightrope.deadline import check_time
 
 LARGEST_CONSTANT = Fraction(2**1000)  # float64 ends at 2 ** 1024
 # Between bounds that are further apart than that, relative to their size, there is a float32.
 _WIDE = 2.0**-22
+_PART = 1 << 14  # inputs between two looks at the clock
 
 
 class Row(NamedTuple):
@@ -126,7 +129,9 @@ class Case:
         if not thin:
             return self
         lower, upper = list(self.lower), list(self.upper)
-        for i, value in thin.items():
+        for count, (i, value) in enumerate(thin.items()):
+            if not count % _PART:
+                check_time()
             lower[i], upper[i] = min(lower[i], value), max(upper[i], value)
         return replace(
             self,
@@ -151,24 +156,58 @@ class Case:
             )
         )
         thin = {}
-        for i, over, under in zip(near, above, below, strict=True):
+        for count, (i, over, under) in enumerate(zip(near, above, below, strict=True)):
+            if not count % _PART:
+                check_time()
             if over > under:
-                middle = (self.lower[i] + self.upper[i]) / 2
-                thin[i] = min(Fraction(under), Fraction(over), key=lambda v: abs(v - middle))
+                thin[i] = Fraction(self._nearest(i, under, over, dtype))
         return thin
+
+    def _nearest(self, i: int, under: float, over: float, dtype: torch.dtype) -> float:
+        """Return the one of two floats beside the bounds that is nearer to their middle.
+
+        Rounding keeps the order: what float64 tells apart needs no exact arithmetic.
+        """
+        if dtype == torch.float32:
+            border = (under + over) / 2  # exact
+            low, high = float(self.lower[i]), float(self.upper[i])
+            if max(low, high) < border:
+                return under
+            if min(low, high) > border:
+                return over
+        middle = (self.lower[i] + self.upper[i]) / 2
+        return min(under, over, key=lambda value: abs(Fraction(value) - middle))
 
     def outer(self, dtype: torch.dtype = torch.float64) -> Box:
         """Return a box of shape (1, inputs) that contains the exact one."""
+        if dtype == torch.float64:
+            return self._outer.map(torch.clone)
         lower = _round(self.lower, dtype, up=False)
         return Box(lower[None], _round(self.upper, dtype, up=True)[None])
 
+    @cached_property
+    def _outer(self) -> Box:
+        lower = _round(self.lower, torch.float64, up=False)
+        return Box(lower[None], _round(self.upper, torch.float64, up=True)[None])
+
+    @cached_property
+    def _inner(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest floats of float64 that inputs may have."""
+        return self._ends(torch.float64)
+
     def inner(self, dtype: torch.dtype = torch.float32) -> Box | None:
         """Return the largest box of floats inside the exact one; None if no float fits in."""
+        lower, upper = self._ends(dtype)
+        return Box(lower[None], upper[None]) if bool((lower <= upper).all()) else None
+
+    def _ends(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         lower = _round(self.lower, dtype, up=True, past=self.open_lower)
         upper = _round(self.upper, dtype, up=False, past=self.open_upper)
-        for i, value in self.fixed.items():
-            lower[i] = upper[i] = float(value)
-        return Box(lower[None], upper[None]) if bool((lower <= upper).all()) else None
+        if self.fixed:
+            places = torch.tensor(list(self.fixed))
+            values = torch.tensor([float(v) for v in self.fixed.values()], dtype=torch.float64)
+            lower[places] = upper[places] = values.to(dtype)
+        return lower, upper
 
     @property
     def relates_inputs(self) -> bool:
@@ -186,9 +225,11 @@ class Case:
 
     def contains(self, inputs: Sequence[float]) -> bool:
         """Return whether float inputs lie in the exact box."""
-        return len(inputs) == len(self.lower) and all(
-            math.isfinite(x) and self.admits(i, Fraction(x)) for i, x in enumerate(inputs)
-        )
+        if len(inputs) != len(self.lower):
+            return False
+        found = torch.tensor(inputs, dtype=torch.float64)
+        lower, upper = self._inner
+        return bool(((lower <= found) & (found <= upper)).all())
 
     def admits(self, index: int, value: Fraction) -> bool:
         """Return whether an exact value of one input lies within its bounds."""
@@ -240,16 +281,25 @@ def _round(
     past: frozenset[int] = frozenset(),
 ) -> Tensor:
     """Return the nearest floats on one side; strictly beyond the values at `past`."""
-    rounded = torch.tensor([float(v) for v in values], dtype=torch.float64).to(dtype)
+    near = torch.tensor([float(v) for v in values], dtype=torch.float64)
+    rounded = near.to(dtype)
     target = torch.full_like(rounded, math.inf if up else -math.inf)
-    while True:
-        wrong = []
-        for i, (value, found) in enumerate(zip(values, rounded.tolist(), strict=True)):
-            over, under = found.as_integer_ratio()
-            difference = over * value.denominator - value.numerator * under
-            misses = difference < 0 if up else difference > 0
-            if misses or (difference == 0 and i in past):
-                wrong.append(i)
-        if not wrong:
-            return rounded
-        rounded[wrong] = torch.nextafter(rounded[wrong], target[wrong])
+    check_time()
+    # Rounding keeps the order: a float on the wrong side of the nearest one of float64 is on the
+    # wrong side of the value, and the next one is not.
+    wide = rounded.to(torch.float64)
+    misses = (wide < near) if up else (wide > near)
+    rounded = torch.where(misses, torch.nextafter(rounded, target), rounded)
+    same = (wide == near).nonzero()[:, 0].tolist()
+    wrong = []
+    for count, (i, found) in enumerate(zip(same, wide[same].tolist(), strict=True)):
+        if not count % _PART:
+            check_time()
+        value = values[i]
+        over, under = found.as_integer_ratio()
+        difference = over * value.denominator - value.numerator * under
+        beyond = difference < 0 if up else difference > 0
+        if beyond or (difference == 0 and i in past):
+            wrong.append(i)
+    rounded[wrong] = torch.nextafter(rounded[wrong], target[wrong])
+    return rounded

@@ -85,7 +85,13 @@ def local_slopes(
         with torch.enable_grad():
             free = {i: t.detach().requires_grad_() for i, t in slopes.items()}
             bounds = relaxation.pull(target, rows, slopes=free).minimum(relaxation.box)
-            gradients = torch.autograd.grad(bounds.sum(), list(free.values()))
+        if not bounds.requires_grad:  # no slope makes a difference
+            ascent.record(bounds)
+            break
+        # What is multiplied by zeros alone (before steps, say) may not be part of the bound.
+        gradients = torch.autograd.grad(
+            bounds.sum(), list(free.values()), allow_unused=True, materialize_grads=True
+        )
         ascent.record(bounds.detach())
         ascent.step(dict(zip(free, gradients, strict=True)))
     return ascent.best

@@ -10,7 +10,7 @@ import torch
 
 from tightrope.graph import ops
 from tightrope.graph.trace.moves import moved
-from tightrope.graph.values import Value, apply, refuse
+from tightrope.graph.values import Composed, Layered, Value, apply, refuse
 
 
 def _flatten(x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
@@ -41,8 +41,32 @@ def _reshape(x: Value, shape: Sequence[int]) -> Any:
 
 def _permute(x: Value, dims: Sequence[int]) -> Any:
     order = tuple(d % len(dims) for d in dims)
-    refuse(order[0] != 0, "moving the batch dimension")
+    if order[0] != 0:
+        return _layered(x, order)
     return apply(x, ops.Permute(order))
+
+
+def _layered(x: Value, order: tuple[int, ...]) -> Composed:
+    """Values along a dimension that comes before the batch: the queries, keys and values, say."""
+    first, rest = order[0], order[2:]
+    count = x.shape[first - 1]
+    refuse(order[1] != 0 or count > MOST_LAYERS, "moving the batch dimension")
+    before = [slice(None)] * (first - 1)
+    turned = (0, *(d - (d > first) for d in rest))
+
+    def build(make: Any) -> Any:
+        found = []
+        for k in range(count):
+            part = make.append(ops.Slice((*before, k)), x.position)
+            if turned != tuple(range(len(turned))):
+                part = make.append(ops.Permute(turned), part)
+            found.append(Value(part, make.shape_of(part)))
+        return Layered(tuple(found))
+
+    return Composed(build)
+
+
+MOST_LAYERS = 16  # values before the batch
 
 
 def _transpose(x: Value, a: int, b: int) -> Any:

@@ -150,7 +150,9 @@ class _Builder:
             return _of_shape(node, args, kwargs)
         converter = converters.CONVERTERS.get(_packet(node))
         if _contains(Layered, args[:1]):
-            converter = converters.OF_LAYERS.get(_packet(node), converter)
+            converter = converters.OF_LAYERS.get(_packet(node))
+            if converter is None:
+                raise NotImplementedError("the batch behind another dimension")
         if converter is None:
             raise NotImplementedError
         if _contains(Unsupported, (args, kwargs)):
@@ -286,6 +288,8 @@ class _Builder:
                 " (the documentation of `trace` lists the layers it knows)"
             )
         output = self.values[self.captured.result]
+        if isinstance(output, Layered):
+            raise UserError("the network's output must have the batch as its first dimension")
         if not isinstance(output, Value):
             raise UserError("the network must return one tensor that depends on its input")
         graph, place = prune(self.nodes, output.position)

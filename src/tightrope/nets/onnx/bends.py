@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -60,6 +61,14 @@ def _with_slopes(build: Builder, value: Value, slopes: Array) -> Value:
 
 
 def _clip(build: Builder, call: Call) -> Value:
+    if any(isinstance(limit, Value) for limit in call.inputs[1:]):
+        limits = (*call.inputs[1:], None)[:2]
+        found = call
+        for kind, limit in zip(("Max", "Min"), limits, strict=True):
+            if limit is not None:
+                value = _extremum(build, replace(found, kind=kind, inputs=(found.inputs[0], limit)))
+                found = replace(call, inputs=(value,))
+        return found.value()
     value = call.value()
     largest = torch.finfo(build.dtype).max
     low, high = call.constant(1, "min"), call.constant(2, "max")

@@ -114,6 +114,8 @@ class Builder:
         self.sizes = sizes
         self.reshaped: dict[tuple[int, Shape], int] = {}
         self.held: Held = {}
+        self.partial = False  # whether places depend on the input, which may not be there
+        self.products: dict[str, Array] = {}  # of constants
         self.inputs: dict[str, Value] = {}
         total = sum(math.prod(shape) for shape in inputs.values())
         sizes.hold_value((total,), "the input")

@@ -70,6 +70,11 @@ class Checker:
         """Check at points in general; return whether samples can be run in batches."""
         like = torch.empty(0, dtype=self.reference.dtype)
         points = general_points(self.graph.input_shape, self.count, like)
+        if self.reference.partial:
+            points = torch.cat((points, torch.rand_like(points)))
+            points = points[[self.reference.runs(point) for point in points]]
+            if not len(points):  # left to points of boxes
+                return False
         outputs, errors = self._check(points, deadline)
         finite = torch.isfinite(outputs).all(1)
         if not bool(finite.any()):
@@ -84,6 +89,10 @@ class Checker:
         each = self.count if len(boxes) == 1 else min(BOX_POINTS, self.count)
         chosen = evenly(boxes, max(1, self.count // each))
         points = torch.cat([box_points(box, each) for box in chosen])
+        if self.reference.partial:
+            points = points[[self.reference.runs(point) for point in points]]
+            if not len(points):
+                raise UserError("it looks up places that are not there, at all points of the box")
         self._check(points.to(self.reference.dtype), deadline)
 
     def _check(self, points: Tensor, deadline: Deadline) -> tuple[Tensor, Tensor]:

@@ -103,6 +103,20 @@ def _product(call: Call, sizes: Sizes) -> Shape:
     return shape
 
 
+def _gemm(call: Call, sizes: Sizes) -> Shape:
+    first, second = _of(call).shape, _of(call, 1).shape
+    first = first[::-1] if call.get("transA", 0) else first
+    second = second[::-1] if call.get("transB", 0) else second
+    refuse(len(first) != 2 or len(second) != 2, "matrices of other dimensions")
+    shape = dimensions.product(first, second)
+    sizes.multiply(math.prod(shape) * first[-1], short(call.name))
+    return shape
+
+
+def _places(call: Call, sizes: Sizes) -> Shape:
+    return max(_of(call).ndim, 1), int(np.count_nonzero(_of(call)))
+
+
 def _filled(call: Call, sizes: Sizes) -> Shape:
     shape = tuple(_list(call, 0))
     refuse(min(shape, default=0) < 0, f"shape {shape}")
@@ -178,7 +192,9 @@ OPERATORS: dict[str, Rule] = {
             *("Identity", "Cast", "Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Floor"),
             *("Ceil", "Round", "Not", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Clip", "Sign"),
             *("Sin", "Cos", "Erf", "Softplus", "Softmax", "Trilu", "CumSum", "ScatterND"),
-            *("ScatterElements", "DequantizeLinear", "QuantizeLinear"),
+            *("ScatterElements", "Scatter", "DequantizeLinear", "QuantizeLinear", "LogSoftmax"),
+            *("Elu", "Selu", "Softsign", "HardSigmoid", "HardSwish", "Gelu", "Atan", "Tan"),
+            *("BatchNormalization", "LayerNormalization", "EyeLike", "CastLike", "IsNaN"),
         ),
         _same,
     ),
@@ -186,6 +202,7 @@ OPERATORS: dict[str, Rule] = {
         (
             *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "And", "Or", "Where"),
             *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Or", "Xor", "Sum"),
+            *("Mean", "PRelu"),
         ),
         _elementwise,
     ),
@@ -193,6 +210,8 @@ OPERATORS: dict[str, Rule] = {
         ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2"), _reduced
     ),
     "MatMul": _product,
+    "Gemm": _gemm,
+    "NonZero": _places,
     "ConstantOfShape": _filled,
     "Expand": _expanded,
     "Tile": _tiled,

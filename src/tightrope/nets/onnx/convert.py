@@ -84,7 +84,10 @@ class _Conversion:
             if node.op_type in SHAPES:
                 return _shape(call)
             if not any(isinstance(a, Value) for a in known):
-                return onnx_constants.compute(node, call, self.builder.sizes, self.version)
+                found = onnx_constants.compute(node, call, self.builder.sizes, self.version)
+                if node.op_type in ("MatMul", "Gemm"):
+                    self.builder.products[node.output[0]] = found
+                return found
             self.builder.name = name
             types.check(call)
             masked = any(isinstance(a, Value) and a.hidden is not None for a in known)

@@ -28,7 +28,7 @@ from tightrope.nets.onnx.convert import convert
 from tightrope.nets.onnx.dimensions import Sizes
 from tightrope.nets.onnx.file import load
 from tightrope.nets.onnx.runtime import Network, session
-from tightrope.nets.onnx.structure import accept, strip
+from tightrope.nets.onnx.structure import accept, settle, strip
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,14 +98,16 @@ def _from_model(model: Any, deadline: Deadline) -> OnnxNetwork:
         raise UserError(f"the input {names}: {error}") from error
     steps = convert(model, accepted, builder, deadline)
     graph = fuse_biases(*steps)
-    strip(model, accepted.nodes)
+    strip(model, settle(model, accepted.nodes, builder.products))
     deadline.check()
     running = session(model, double=dtype == torch.float64)
-    reference = Network(running, inputs, dtype)
+    size = graph[0].output_shape[0]
+    reference = Network(running, inputs, dtype, size if builder.partial else 0)
     deadline.check()
     checker = Checker(model, steps, graph, sizes, reference)
-    # Where there are several inputs or outputs, samples are run one by one.
-    free = len(inputs) == len(accepted.outputs) == 1 and accepted.inputs[0].shape[0] is None
+    # Where there are several inputs or outputs, or places to look up, samples are run one by one.
+    alone = len(inputs) == len(accepted.outputs) == 1 and not builder.partial
+    free = alone and accepted.inputs[0].shape[0] is None
     batched = checker.check(deadline, free_batch=free)
-    shape, size = graph[0].input_shape, graph[0].output_shape[0]
+    shape = graph[0].input_shape
     return OnnxNetwork(graph[0], shape, size, batched, reference, checker)

@@ -80,7 +80,8 @@ def gather(build: Builder, value: Value, indices: Array, axis: int) -> Value:
     return moved(build, value, np.take(places(value.shape), indices % size, axis))
 
 
-def _gather_elements(build: Builder, call: Call) -> Value:
+def gather_elements(build: Builder, call: Call) -> Value:
+    """An element along an axis for each place, at known places."""
     value, indices = call.value(), call.constant(1)
     assert indices is not None and indices.ndim == len(value.shape)
     refuse(indices.dtype.kind not in "iu", f"indices of type {indices.dtype}")
@@ -93,7 +94,8 @@ def _gather_elements(build: Builder, call: Call) -> Value:
     return moved(build, value, np.take_along_axis(places(value.shape)[cut], indices % size, axis))
 
 
-def _gather_nd(build: Builder, call: Call) -> Value:
+def gather_nd(build: Builder, call: Call) -> Value:
+    """Elements by their known places along the first axes."""
     value, indices = call.value(), call.constant(1)
     assert indices is not None and indices.ndim
     refuse(indices.dtype.kind not in "iu", f"indices of type {indices.dtype}")
@@ -170,8 +172,6 @@ def padded(
 CONVERTERS: dict[str, Converter] = {
     "Expand": _expand,
     "Tile": _tile,
-    "GatherElements": _gather_elements,
-    "GatherND": _gather_nd,
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
 }

@@ -141,6 +141,9 @@ def _matmul(build: Builder, call: Call) -> Value:
 def _product(build: Builder, a: Value | Array, b: Value | Array) -> Value:
     if isinstance(a, Value) and isinstance(b, Value):
         return onnx_smooth.matrix_product(build, a, b)
+    for constant in (a, b):
+        if not isinstance(constant, Value) and not _is_one_matrix(constant):
+            return contractions.matrix_products(build, a, b)
     if isinstance(a, Value):
         assert not isinstance(b, Value)
         return _times_matrix(build, a, b)
@@ -149,8 +152,11 @@ def _product(build: Builder, a: Value | Array, b: Value | Array) -> Value:
 
 
 def _as_matrix(constant: Array) -> Array:
-    refuse(constant.size != math.prod(constant.shape[-2:]), "a constant that is many matrices")
     return constant.reshape(constant.shape[-2:])
+
+
+def _is_one_matrix(constant: Array) -> bool:
+    return constant.ndim < 2 or constant.size == math.prod(constant.shape[-2:])
 
 
 def _times_matrix(build: Builder, value: Value, constant: Array) -> Value:

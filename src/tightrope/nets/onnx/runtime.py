@@ -105,11 +105,16 @@ def as_floats(array: Array, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A session of a network: names and shapes, with a batch of one, of its inputs, their type."""
+    """A session of a network: names and shapes, with a batch of one, of its inputs, their type.
+
+    One that looks up places which may not be there has its number of outputs as `partial`: where
+    it cannot be run, its outputs are no numbers.
+    """
 
     session: Any
     inputs: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
+    partial: int = 0
 
     def feed(self, sample: Tensor) -> dict[str, Array]:
         """Return one sample, which holds the numbers of all inputs, as the session takes it."""
@@ -127,7 +132,7 @@ class Network:
         rows = len(x) if batched else 1
         try:
             results = [
-                np.concatenate([p.reshape(rows, -1) for p in compute(self.session, None, feed)], 1)
+                np.concatenate([p.reshape(rows, -1) for p in self._compute(feed)], 1)
                 for feed in given
             ]
         except UserError:
@@ -135,6 +140,23 @@ class Network:
         except ValueError as error:  # not as many outputs as samples
             raise UserError(f"onnxruntime does not run samples together: {error}") from error
         return torch.cat([as_floats(result, self.dtype) for result in results])
+
+    def runs(self, sample: Tensor) -> bool:
+        """Return whether the network can be run at a sample: all that it looks up is there."""
+        try:
+            compute(self.session, None, self.feed(sample))
+        except UserError:
+            return False
+        return True
+
+    def _compute(self, feed: Mapping[str, Array]) -> list[Array]:
+        try:
+            return compute(self.session, None, feed)
+        except UserError:
+            if not self.partial:
+                raise
+            kind = np.float32 if self.dtype == torch.float32 else np.float64
+            return [np.full((1, self.partial), np.nan, kind)]
 
     def _batch(self, x: Tensor) -> dict[str, Array]:
         ((name, shape),) = self.inputs.items()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tightrope.graph import ops
 from tightrope.graph.values import refuse
-from tightrope.nets.onnx import dimensions, moves
+from tightrope.nets.onnx import dimensions, lookups, moves
 from tightrope.nets.onnx.builder import Builder, Call, Converter, Value, sample_shape
 from tightrope.nets.onnx.constants import slice_index
 
@@ -99,6 +99,11 @@ def _slice(build: Builder, call: Call) -> Value:
 
 
 def _gather(build: Builder, call: Call) -> Value:
+    data, where = call.inputs
+    if isinstance(where, Value):
+        assert data is not None
+        axis = dimensions.axis_of(int(call.get("axis", 0)), len(data.shape))
+        return lookups.gather(build, data, where, axis)
     value, indices = call.value(), call.constant(1)
     assert indices is not None
     axis = dimensions.axis_of(int(call.get("axis", 0)), len(value.shape))
@@ -112,6 +117,24 @@ def _gather(build: Builder, call: Call) -> Value:
     index: list[slice | int] = [slice(0, whole, 1) for whole in value.shape]
     index[axis] = slice(chosen[0], chosen[-1] + 1, step) if indices.ndim else chosen[0]
     return _indexed(build, value, index)
+
+
+def _gather_elements(build: Builder, call: Call) -> Value:
+    data, where = call.inputs
+    if not isinstance(where, Value):
+        return moves.gather_elements(build, call)
+    assert data is not None
+    axis = dimensions.axis_of(int(call.get("axis", 0)), len(data.shape))
+    return lookups.gather_elements(build, data, where, axis)
+
+
+def _gather_nd(build: Builder, call: Call) -> Value:
+    data, where = call.inputs
+    if not isinstance(where, Value):
+        return moves.gather_nd(build, call)
+    assert data is not None
+    refuse(bool(call.get("batch_dims", 0)), "batch_dims")
+    return lookups.gather_nd(build, data, where)
 
 
 def _split(build: Builder, call: Call) -> list[Value]:
@@ -152,4 +175,6 @@ CONVERTERS: dict[str, Converter] = {
     "Gather": _gather,
     "Split": _split,
     **moves.CONVERTERS,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
 }

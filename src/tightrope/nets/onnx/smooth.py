@@ -27,13 +27,43 @@ def _function(name: str) -> Converter:
 
 
 def _pow(build: Builder, call: Call) -> Value:
-    value, exponent = call.value(), call.constant(1)
-    assert exponent is not None
+    base, exponent = call.inputs
+    assert base is not None and exponent is not None
+    if isinstance(exponent, Value):
+        return _power_of(build, base, exponent)
+    value = call.value()
     refuse(exponent.size != 1, f"exponents of shape {exponent.shape}")
     shape = dimensions.broadcast(value.shape, exponent.shape)
     refuse(math.prod(shape) != math.prod(value.shape), f"{value.shape} is repeated to {shape}")
     position = layers.power(build, value.position, float(exponent.reshape(())))
     return build.place(position, shape)
+
+
+def _power_of(build: Builder, base: Value | Array, exponent: Value) -> Value:
+    """A positive constant to the power of a value."""
+    refuse(isinstance(base, Value), "a base and an exponent that depend on the input")
+    assert not isinstance(base, Value)
+    refuse(base.size != 1, f"powers of several constants, of shape {base.shape}")
+    shape = dimensions.broadcast(base.shape, exponent.shape)
+    number = float(base.reshape(()))
+    refuse(not 0 < number < math.inf or number == 1, f"powers of {number}")
+    found = build.apply(exponent, ops.Function("exponential", (number,)))
+    return build.place(found.position, shape)
+
+
+def _swish(build: Builder, call: Call) -> Value:
+    """`x sigmoid(alpha x)`."""
+    value, alpha = call.value(), float(call.get("alpha", 1.0))
+    refuse(not math.isfinite(alpha), f"alpha {alpha}")
+    inner = value if alpha == 1 else build.apply(value, ops.Scale(build.number(alpha)))
+    # As it stands: onnxruntime's logistic function is far less precise than its exponential.
+    return product(build, value, build.apply(inner, ops.Sigmoid()))
+
+
+def _tan(build: Builder, call: Call) -> Value:
+    value = call.value()
+    sine, cosine = (build.apply(value, ops.Function(name)) for name in ("sin", "cos"))
+    return quotient(build, sine, cosine)
 
 
 def _gelu(build: Builder, call: Call) -> Value:
@@ -171,6 +201,15 @@ def _layer_norm(build: Builder, call: Call) -> Value:
     return _scaled(build, build.place(position, value.shape), call.constant(1), call.constant(2))
 
 
+def _rms_norm(build: Builder, call: Call) -> Value:
+    value = call.value()
+    axis = dimensions.axis_of(int(call.get("axis", -1)), len(value.shape))
+    rows = (math.prod(value.shape[:axis]), math.prod(value.shape[axis:]))
+    epsilon = call.get("epsilon", _float32(1e-5))
+    position = layers.standardized(build, value.position, rows, epsilon, center=False)
+    return _scaled(build, build.place(position, value.shape), call.constant(1), None)
+
+
 def _instance_norm(build: Builder, call: Call) -> Value:
     value = call.value()
     refuse(len(value.shape) < 3 or value.shape[0] != 1, f"an input of shape {value.shape}")
@@ -208,6 +247,8 @@ CONVERTERS: dict[str, Converter] = {
     "Cos": _function("cos"),
     "Erf": _function("erf"),
     "Atan": _function("atan"),
+    "Sinh": _function("sinh"),
+    "Cosh": _function("cosh"),
     "Softsign": _softsign,
     "LpNormalization": _normalized,
     "Mish": _function("mish"),
@@ -218,6 +259,9 @@ CONVERTERS: dict[str, Converter] = {
     "Celu": _celu,
     "Softplus": _softplus,
     "Pow": _pow,
+    "Swish": _swish,
+    "Tan": _tan,
+    "RMSNormalization": _rms_norm,
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
     "LayerNormalization": _layer_norm,

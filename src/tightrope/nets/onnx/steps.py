@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -114,8 +115,53 @@ def _cast(build: Builder, call: Call) -> Value:
         zero = build.append(ops.Step("zero"), value.position)
         return build.place(composed.opposite(build, zero), value.shape)
     if kind == "i" and value.kind == "f":
-        return build.apply(value, ops.Step("trunc"))
+        # Bounds of whole numbers hold more than these where something was rounded on the way.
+        whole = _is_whole(build, value.position)
+        return build.apply(value, ops.Step("round" if whole else "trunc"))
     return value
+
+
+def _is_whole(build: Builder, position: int) -> bool:
+    """Whether a node has whole numbers: rounded ones, with such constants, clipped or moved."""
+    left, seen = [position], {position}
+    while left:
+        node = build.nodes[left.pop()]
+        if isinstance(node.op, ops.Step):
+            continue
+        kept = isinstance(node.op, (*_MOVES, ops.Relu, ops.Add, ops.Sub))
+        if not kept and not _has_whole_constant(node.op):
+            return False
+        left += [i for i in node.inputs if i not in seen]
+        seen.update(node.inputs)
+    return True
+
+
+def _has_whole_constant(op: ops.Op) -> bool:
+    if not isinstance(op, ops.Shift | ops.Scale) or (isinstance(op, ops.Scale) and op.divide):
+        return False
+    constant = op.offset if isinstance(op, ops.Shift) else op.factor
+    return torch.equal(constant, constant.round())
+
+
+def _cast_like(build: Builder, call: Call) -> Value:
+    value, like = call.inputs
+    assert value is not None and like is not None
+    kind = like.kind if isinstance(like, Value) else like.dtype.kind
+    refuse(not isinstance(value, Value) or kind not in "fib", "a cast of a constant")
+    targets = {"f": 1 if build.dtype.itemsize == 4 else 11, "i": 7, "b": 9}
+    return _cast(build, replace(call, inputs=(value,), attributes={"to": targets[kind]}))
+
+
+def _hardmax(build: Builder, call: Call) -> Value:
+    """One at the first of the largest numbers along an axis, zero elsewhere."""
+    value = call.value()
+    axis = dimensions.axis_of(int(call.get("axis", -1)), len(value.shape))
+    refuse(call.opset < 13, "of several dimensions, before opset 13")
+    place = _place(build, replace(call, kind="ArgMax", attributes={"axis": axis}))
+    copies = moves.expanded(build, place, value.shape)
+    ends = [-1 if i == axis else 1 for i in range(len(value.shape))]
+    numbers = np.arange(value.shape[axis]).reshape(ends)
+    return build.apply(_difference(build, copies, numbers), ops.Step("zero"))
 
 
 def _place(build: Builder, call: Call) -> Value:
@@ -228,6 +274,8 @@ CONVERTERS: dict[str, Converter] = {
     "Ceil": _step("ceil"),
     "Round": _step("round"),
     "Cast": _cast,
+    "CastLike": _cast_like,
+    "Hardmax": _hardmax,
     "ArgMax": _place,
     "ArgMin": _place,
     "OneHot": _one_hot,

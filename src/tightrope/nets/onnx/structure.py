@@ -92,6 +92,19 @@ def some(parts: Iterable[str]) -> str:
     return ", ".join(shown[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def settle(model: Any, nodes: list[Any], products: dict[str, Any]) -> list[Any]:
+    """Store products of constants as they were computed; return the nodes that are left.
+
+    In which order onnxruntime adds depends on what it optimises: left to it, each of its sessions
+    has its own last digits.
+    """
+    from onnx import numpy_helper
+
+    for name, array in products.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return [node for node in nodes if not products.keys() & set(node.output)]
+
+
 def strip(model: Any, nodes: list[Any]) -> None:
     """Leave in the model only the nodes, the constants they read, the inputs and the outputs."""
     graph = model.graph

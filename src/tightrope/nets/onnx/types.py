@@ -23,7 +23,8 @@ WHOLE = {
     "Cast", "OneHot", "Identity", "Dropout", "Flatten", "Reshape", "Squeeze", "Unsqueeze",
     "Transpose", "Slice", "Gather", "GatherElements", "GatherND", "Split", "Concat", "Expand",
     "Tile", "Pad", "ReduceSum", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "MatMul", "Relu",
-    "DequantizeLinear", "CumSum", "ScatterND", "ScatterElements", "Trilu", "Sum",
+    "DequantizeLinear", "CumSum", "ScatterND", "ScatterElements", "Scatter", "Trilu", "Sum",
+    "CastLike",
 }  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def result(operator: str, attributes: dict[str, Any], given: Sequence[str]) -> s
         return "f"
     if operator == "Cast":
         return KINDS.get(int(attributes.get("to", 0)), "f")
-    place = {"Where": 1, "OneHot": 2}.get(operator, 0)
+    place = {"Where": 1, "OneHot": 2, "CastLike": 1}.get(operator, 0)
     return given[place] if place < len(given) else "f"
 
 

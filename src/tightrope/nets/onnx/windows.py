@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
+
 from tightrope.graph import ops
 from tightrope.graph.values import refuse
 from tightrope.graph.volumes import convolved
 from tightrope.graph.windows import Side
 from tightrope.limits import ONNX_TENSOR_ELEMENTS
 from tightrope.nets.messages import short
+from tightrope.nets.onnx import moves
 from tightrope.nets.onnx.builder import Argument, Builder, Call, Converter, Value, sample_shape
 from tightrope.nets.onnx.dimensions import Shape
 
@@ -198,14 +202,35 @@ def _average_pool(build: Builder, call: Call) -> Value:
     refuse(windows.dilations != (1, 1), "dilations")
     count_padding = bool(call.get("count_include_pad", 0))
     inside = windows.inside
-    uneven = f"padding {windows.padding} that differs between sides"
-    refuse(inside is None and not count_padding, uneven)
-    refuse(inside is None and windows.ceil_mode, f"ceil_mode with {uneven}")
+    refuse(
+        inside is None and windows.ceil_mode,
+        f"ceil_mode with padding {windows.padding} that differs between sides",
+    )
     pool = ops.AvgPool(
         windows.kernel, windows.strides, inside or (0, 0), windows.ceil_mode, count_padding
     )
-    before = () if inside else (ops.Pad(windows.padding, 0.0),)
-    return _run(build, value, windows, *before, pool)
+    if inside is not None:
+        return _run(build, value, windows, pool)
+    padding = ops.Pad(windows.padding, 0.0)
+    pool = replace(pool, count_include_pad=True)
+    if count_padding:
+        return _run(build, value, windows, padding, pool)
+    size = build.number(float(math.prod(windows.kernel)))
+    shares = (ops.Scale(size), ops.Scale(_numbers_in(build, value, windows), divide=True))
+    return _run(build, value, windows, padding, pool, *shares)
+
+
+def _numbers_in(build: Builder, value: Value, windows: _Windows) -> torch.Tensor:
+    """Return how many numbers of the image, not of its padding, each window holds."""
+    left, right, top, bottom = windows.padding
+    counts = []
+    for axis, (low, high) in enumerate(((top, bottom), (left, right))):
+        real = np.pad(np.ones(value.shape[2 + axis]), (low, high))
+        starts = windows.strides[axis] * np.arange(windows.count[axis])
+        inside = real[starts[:, None] + np.arange(windows.kernel[axis])].sum(1)
+        refuse(not inside.all(), "windows of nothing but padding")
+        counts.append(inside)
+    return torch.from_numpy(np.outer(*counts)).to(build.dtype)
 
 
 def _kernel(call: Call) -> ops.Pair:
@@ -222,15 +247,40 @@ def _max_pool(build: Builder, call: Call) -> Value:
     refuse(mode == "VALID" and windows.ceil_mode, f"auto_pad={mode} with ceil_mode")
     inside = windows.inside
     before: tuple[ops.Op, ...] = ()
-    if inside is None:
-        # Zeros never win against what a ReLU gives; of other values nothing is known.
-        positive = isinstance(build.nodes[value.position].op, ops.Relu)
-        refuse(not positive, f"padding {windows.padding} that differs between sides")
-        before, inside = (ops.Pad(windows.padding, 0.0),), (0, 0)
+    if inside is None and _never_negative(build, value.position):
+        # Zeros never win against such numbers.
+        before = (ops.Pad(windows.padding, 0.0),)
+    elif inside is None:
+        value = _continued(build, value, windows)
+    inside = inside or (0, 0)
     pool = ops.MaxPool(
         windows.kernel, windows.strides, inside, windows.dilations, windows.ceil_mode
     )
     return _run(build, value, windows, *before, pool)
+
+
+def _never_negative(build: Builder, position: int) -> bool:
+    """Whether a ReLU gave the numbers of a node, and they were only moved or pooled since."""
+    kept = (ops.Reshape, ops.Permute, ops.Slice, ops.Take, ops.MaxPool, ops.AvgPool)
+    while isinstance(build.nodes[position].op, kept):
+        (position,) = build.nodes[position].inputs
+    return isinstance(build.nodes[position].op, ops.Relu)
+
+
+def _continued(build: Builder, value: Value, windows: _Windows) -> Value:
+    """Return an image with its edges repeated instead of padding, which is the same to maxima.
+
+    A window that meets the padding holds the number at the edge, too: it is not dilated, and wider
+    than the padding.
+    """
+    left, right, top, bottom = windows.padding
+    what = f"padding {windows.padding} that differs between sides"
+    refuse(windows.dilations != (1, 1), f"dilations with {what}")
+    refuse(windows.ceil_mode, f"ceil_mode with {what}")
+    wide = max(top, bottom) >= windows.kernel[0] or max(left, right) >= windows.kernel[1]
+    refuse(wide, f"{what}, as wide as the windows")
+    sides = ((0, 0), (0, 0), (top, bottom), (left, right))
+    return moves.moved(build, value, np.pad(moves.places(value.shape), sides, mode="edge"))
 
 
 def global_average(build: Builder, value: Value, shape: Shape) -> Value:

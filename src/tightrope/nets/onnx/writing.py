@@ -11,7 +11,7 @@ import torch
 
 from tightrope.graph import masks
 from tightrope.graph.values import refuse
-from tightrope.nets.onnx import dimensions, moves
+from tightrope.nets.onnx import dimensions, lookups, moves
 from tightrope.nets.onnx.builder import Array, Builder, Call, Converter, Value, sample_shape
 
 
@@ -88,9 +88,13 @@ def _written(index: Callable[[Call, Array, Array], Array]) -> Converter:
     def convert(build: Builder, call: Call) -> Value:
         data, places, updates = call.inputs
         assert data is not None and places is not None and updates is not None
-        refuse(isinstance(places, Value), "places that depend on the input")
         refuse(call.get("reduction", "none") != "none", f"reduction={call.get('reduction', '')}")
         shape = data.shape
+        if isinstance(places, Value):
+            if index is _nd:
+                return lookups.scatter_nd(build, data, places, updates)
+            axis = dimensions.axis_of(int(call.get("axis", 0)), len(shape))
+            return lookups.scatter_elements(build, data, places, updates, axis)
         total = math.prod(shape)
         own = moves.places(shape)
         labels = own if isinstance(data, Value) else -1 - own
@@ -159,5 +163,6 @@ CONVERTERS: dict[str, Converter] = {
     "Concat": concat,
     "ScatterND": _written(_nd),
     "ScatterElements": _written(_elements),
+    "Scatter": _written(_elements),
     "Trilu": _triangle,
 }
