@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from convolutional_modules import Line, MobileNet, ResNet18, UNet
 from torch import Tensor, nn
 from vision_modules import Mixer, VisionTransformer
 
@@ -17,8 +18,15 @@ EPS = 1e-4
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "small transformer": lambda: VisionTransformer(dim=16, depth=1, heads=2, patch=16),
     "small mixer": lambda: Mixer(dim=16, depth=1, patch=16),
+    "line": Line,
 }
-FULL: dict[str, Callable[[], nn.Module]] = {"transformer": VisionTransformer, "mixer": Mixer}
+FULL: dict[str, Callable[[], nn.Module]] = {
+    "transformer": VisionTransformer,
+    "mixer": Mixer,
+    "mobile": MobileNet,
+    "residual": lambda: ResNet18(width=4),
+    "U": UNet,
+}
 
 
 def built(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor, int]:
