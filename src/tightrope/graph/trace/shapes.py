@@ -12,6 +12,8 @@ from tightrope.graph import ops
 from tightrope.graph.trace.moves import moved
 from tightrope.graph.values import Composed, Layered, Value, apply, refuse
 
+MOST_LAYERS = 16  # values before the batch
+
 
 def _flatten(x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
     dims = len(x.shape) + 1
@@ -64,9 +66,6 @@ def _layered(x: Value, order: tuple[int, ...]) -> Composed:
         return Layered(tuple(found))
 
     return Composed(build)
-
-
-MOST_LAYERS = 16  # values before the batch
 
 
 def _transpose(x: Value, a: int, b: int) -> Any:
